@@ -21,6 +21,7 @@ from mirage_jax.compiler.absent_gpu import NOT_RUN, AbsentGpuCompiler, absent_gp
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import key_of, store
 from mirage_jax.config import Options
+from mirage_jax.errors import LoweringError
 from mirage_jax.hardware.gpus import AbsentGpu
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.lower.runtime import launch, xla_launch
@@ -78,6 +79,17 @@ def test_the_report_says_what_was_not_checked(exported: exporting.Exported) -> N
     assert d.winner.has_kernels and d.winner.capability == 90 and d.source == "search"
     assert d.gate.endswith(NOT_RUN) and "bit for bit" in d.exact and d.certificate
     assert exported.gpu == "NVIDIA H100, compute capability 9.0"
+
+
+def test_the_report_says_why_no_kernel_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An assembler that may not be executed, for one."""
+
+    def compile_for(*_: object) -> None:
+        raise LoweringError("ptxas: permission denied")
+
+    monkeypatch.setattr("mirage_jax.compiler.absent_gpu.compile_for", compile_for)
+    (region,) = exporting.exported(norm, SHAPES, {}, "sm_90").report.regions
+    assert "no candidate could be compiled" in region.decision.why and "permission denied" in region.decision.why
 
 
 JAX_ALONE = """

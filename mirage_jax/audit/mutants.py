@@ -4,11 +4,12 @@ Input: right candidates (`sources`). One or two mutation operators change each o
 checker refuses a *stillborn* one. An *equivalent* one computes the reference in float64. All others are wrong, and the
 verifier accepts or rejects them by fingerprint and certificate.
 
-Two kinds of mutants are right in exact arithmetic, so the verifier may accept them and the *gate* for floats must not:
+Three kinds of mutants are right in exact arithmetic. The verifier may accept them, and the *gate* for floats must not:
 
 * those that would compute the reference if masked elements were large numbers; they are minus infinity, and an infinite
   shift or a difference of infinities is NaN;
-* those that compute (c x) / (c y) for x / y, where c is zero, but not as long as functions are uninterpreted.
+* those that compute (c x) / (c y) for x / y, where c is zero, but not as long as functions are uninterpreted;
+* those that compute (x + c) - (y + c) for x - y, where c is so large that float64 loses the digits of x and y.
 
 A mutant of two operators counts for both.
 """
@@ -138,7 +139,10 @@ class MutationSubject:
         except VerificationError:
             self.by_certificate += 1
             return Fate.REJECTED, ""
-        exactly = self.oracle.same(mutant, finite=True) or self.oracle.same_where_finite(mutant)
+        oracle = self.oracle
+        exactly = (
+            oracle.same(mutant, finite=True) or oracle.same_where_finite(mutant) or oracle.same_in_fractions(mutant)
+        )
         if exactly and not self.oracle.passes_gate(mutant):
             return Fate.GATE, ""
         return Fate.ACCEPTED, str(certificate)

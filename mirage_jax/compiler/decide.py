@@ -290,7 +290,8 @@ class Decider:
                 verdict = floats.check(winner)
             except (LoweringError, UnsupportedError) as why:  # if nothing was measured, it was never compiled before
                 session.tried["not compiled"] += 1
-                log.info("not lowered: %s", why)
+                session.last_failure = in_one_line(why)
+                log.info("not lowered: %s", session.last_failure)
                 continue
             base = replace(base, gate=verdict.why)
             if verdict.passed:
@@ -365,6 +366,8 @@ def _not_faster(session: TuningSession, xla: Timing, best: tuple[Timing, Ratio] 
 def _all_refused(session: TuningSession, base: Decision) -> WhyNot:
     """Explain that the gates refused every candidate, with the times of XLA and of the fastest where they are known."""
     refusals = [f"{outcome} {count}" for outcome, count in session.tried.items() if count and "refused" in outcome]
+    if not refusals and session.last_failure:
+        return session.why_not(Reason.NOT_COMPILED, session.last_failure)
     why_not = session.why_not(Reason.REFUSED, ", ".join(refusals))
     if "xla" not in base.timings:
         return why_not

@@ -160,3 +160,26 @@ def test_no_mutants_of_what_is_wrong_already() -> None:
     wrong = RMSNORM.graph(RMSNORM.candidates["two loops"].replace("acc %d", "last %d"))
     with pytest.raises(UsageError, match="none of 1 sources is right"):
         mutate([Source("wrong", RMSNORM.graph(RMSNORM.reference), wrong)], 1, 0)
+
+
+DIFFERENCE = """mugraph {
+  extents i=4 j=5
+  input x: f32[i,j]
+  input y: f32[i,j]
+  library a: f32[i,j] = affine{offset=C} x[i,j]
+  library b: f32[i,j] = affine{offset=C} y[i,j]
+  library r: f32[i,j] = add{cb=-1} a[i,j] b[i,j]
+  output r
+}"""
+
+
+def test_huge_constants_that_cancel_are_left_to_the_gate() -> None:
+    """(x + c) - (y + c) is x - y, but not in float64."""
+    program, mutant = (parse(DIFFERENCE.replace("C", str(c))) for c in (1, 2**61 - 1))
+    wrong = parse(str(mutant).replace(str(2**61 - 1), str(2**61), 1))
+    subject = MutationSubject(Source("difference", program, program), seed=0)
+    assert not subject.oracle.same(mutant) and subject.oracle.same_in_fractions(mutant)
+    assert subject.fate(mutant) == (Fate.GATE, "")
+    assert not subject.oracle.same_in_fractions(wrong) and subject.fate(wrong) == (Fate.REJECTED, "")
+    exponential = parse(str(program).replace("affine{offset=1}", "exp"))
+    assert not Oracle(exponential, 0).same_in_fractions(exponential)  # nobody knows
