@@ -365,10 +365,9 @@ def _not_faster(session: TuningSession, xla: Timing, best: tuple[Timing, Ratio] 
 
 def _all_refused(session: TuningSession, base: Decision) -> WhyNot:
     """Explain that the gates refused every candidate, with the times of XLA and of the fastest where they are known."""
-    refusals = [f"{outcome} {count}" for outcome, count in session.tried.items() if count and "refused" in outcome]
-    if not refusals and session.last_failure:
+    if session.last_failure and not session.refusals:
         return session.why_not(Reason.NOT_COMPILED, session.last_failure)
-    why_not = session.why_not(Reason.REFUSED, ", ".join(refusals))
+    why_not = session.why_not(Reason.REFUSED, session.refusals)
     if "xla" not in base.timings:
         return why_not
     return replace(why_not, xla=base.timings["xla"], best=base.timings.get("best candidate"), is_measured=True)

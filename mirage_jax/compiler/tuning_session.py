@@ -435,6 +435,13 @@ class TuningSession(RegionOnDevice):
         self.tried[f"refused by the {gate.name}"] += 1
         gate_log.info("refused by the %s: %s", gate.name, verdict.why)
 
+    @property
+    def refusals(self) -> str:
+        """How many candidates each gate refused."""
+        return ", ".join(
+            f"{outcome} {count}" for outcome, count in self.tried.items() if count and "refused" in outcome
+        )
+
     @cached_property
     def _accuracy(self) -> Accuracy:
         return Accuracy(self)

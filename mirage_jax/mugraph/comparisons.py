@@ -59,11 +59,7 @@ def comparisons(graph: KernelGraph) -> Iterator[ComparisonSides]:
             sides = tuple(origins[a] for a in op.args)
             if op.op in COMPARISONS:
                 yield ComparisonSides(kernel, op, sides)
-            if op.args and _rounds(op):
-                name = kernel.result.name if isinstance(kernel, Library) else op.name
-                origins[op.name] = {Origin(kernel.name, name)}
-            else:
-                origins[op.name] = set[Origin]().union(*sides)
+            origins[op.name] = _made_by(op, kernel) or set[Origin]().union(*sides)
         stored |= {s.tensor.name: origins[s.value] for s in kernel.stores}
 
 
@@ -73,6 +69,8 @@ def compared_with_themselves(graph: KernelGraph) -> Set[str]:
     return {origin.name for c in comparisons(graph) for origin in c.shared if origin.kernel in outside}
 
 
-def _rounds(op: Op) -> bool:
-    """Whether an operator makes a number that none of its operands is."""
-    return op.op not in UNROUNDED and op.op not in COMPARISONS
+def _made_by(op: Op, kernel: Kernel) -> Set[Origin]:
+    """The origin of an operator's number; none if the number is a constant, or has the digits of an operand."""
+    if not op.args or op.op in UNROUNDED or op.op in COMPARISONS:
+        return frozenset()
+    return {Origin(kernel.name, kernel.result.name if isinstance(kernel, Library) else op.name)}
