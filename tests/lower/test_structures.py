@@ -1,6 +1,7 @@
 """Block graphs that no benchmark has, one feature each: what the search may hand over."""
 
 import itertools
+import re
 from fractions import Fraction as Q
 
 import jax
@@ -18,7 +19,8 @@ from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import run_cuda, sources
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.evaluate import run
-from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Precision
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Library, Load, Op, Precision, Schedule
+from mirage_jax.mugraph.parser import parse
 from mirage_jax.verify.exact.exact_check import exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret
 
@@ -543,3 +545,40 @@ def test_refusals() -> None:
     b.store(f32("Y", "i k"), b.affine(b.load("X", "i k"), scale=2))
     with pytest.raises(LoweringError, match="elements per tile"):
         emit_of(b, [f32("X", "i k")], {"i": 2048, "k": 2048}, {})
+
+
+NEAREST = """mugraph {
+  extents i=16 k=4 l=4
+  input x: f32[i,k]
+  input y: f32[l,k]
+  kernel k0 grid(i) {
+    %x = load x[i,k]
+    %y = load y[l,k]
+    %0[i,k,l] = add{cb=-1} %x %y
+    %1[i,l] = dot{axes=(k)} %0 %0
+    %2[i,l] = affine{scale=-1} %1
+    %3[i] = max{axes=(l)} %2
+    %4[i] = affine{scale=-1} %3
+    %5[i,l] = eq %1 %4
+    %6[i,k,l] = mul %0 %5
+    %7[i,k] = sum{axes=(l)} %6
+    store r: f32[i,k] = %7
+  }
+  output r
+}"""
+
+
+@pytest.mark.parametrize("warps", [1, 8])
+@pytest.mark.parametrize("compared", [True, False])
+def test_threads_that_sum_together_agree_on_what_is_compared(compared: bool, warps: int) -> None:
+    """Joined with the first addition, a product is rounded in one thread and not in the other."""
+    pytest.importorskip("triton")
+    text = NEAREST if compared else NEAREST.replace("eq %1 %4", "affine{offset=1} %2")
+    g = parse(text)
+    sizes = Schedule((KernelSchedule((("i", 1),), num_warps=warps, num_stages=1),))
+    (source,) = sources(g, sizes)
+    assert source is not None and exact_check(g, sizes) == ""
+    ptx = compile_for(source, 90).ptx
+    received = re.findall(r"shfl\.sync\.bfly\.b32\s+(%r\d+)", ptx)
+    joined = [r for r in received if re.search(rf"fma\.rn\.f32\s+%r\d+, %r\d+, %r\d+, {r};", ptx)]
+    assert bool(joined) != compared

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -25,6 +26,7 @@ from mirage_jax.lower.tiling import (
 )
 from mirage_jax.lower.triton.expressions import Number, TileVariable, literal, reduction
 from mirage_jax.lower.triton.writer import PREFIX, Writer, identifier
+from mirage_jax.mugraph.comparisons import comparisons
 from mirage_jax.mugraph.graph import Axis, BlockGraph, LoopBounds, Tensor, part_axis
 from mirage_jax.mugraph.passes.sentinels import Guard
 from mirage_jax.mugraph.views import View, row_major
@@ -233,6 +235,20 @@ class Frame:
     def reduction(self, function: str, value: TileVariable, axes: Iterable[Axis]) -> str:
         """A tile reduced over some of its axes."""
         return reduction(function, value, axes)
+
+    def product(self, x: str, y: str) -> str:
+        """``x * y``, of tiles."""
+        return f"tl.fma({x}, {y}, 0.0)" if self.compares_sums else f"{x} * {y}"
+
+    @cached_property
+    def compares_sums(self) -> bool:
+        """Whether numbers are compared with others made of them, their maximum for one.
+
+        Threads that sum together have a copy each of the result. A compiler that joins a product with the first sum
+        makes these copies differ: ``fma(a, a, b b)`` in one thread, ``fma(b, b, a a)`` in another. So the product is
+        rounded before, by a sum of its own.
+        """
+        return any(c.shared for c in comparisons(self.tiling.graph) if c.kernel.name == self.tiling.kernel.name)
 
     def let_axis(self, axis: TileAxis, text: str) -> str:
         """Assign the index along an axis."""

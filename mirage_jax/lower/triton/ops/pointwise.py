@@ -51,6 +51,13 @@ def _is_int32_load(c: Context, name: str) -> bool:
     return name in c.loads and c.dtype_of(c.loads[name]) == "i32"
 
 
+@rule("mul")
+def emit_mul(c: Context, op: Op) -> TileVariable:
+    """``x * y``."""
+    dims, args = c.tiling.dims(op.axes), [c.natural(a) for a in op.args]
+    return c.made(op, c.product(*(c.at(v, dims) for v in args)), args)
+
+
 @rule("const")
 def emit_const(c: Context, op: Op) -> TileVariable:
     """One number, without dimensions."""

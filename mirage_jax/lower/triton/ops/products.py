@@ -44,7 +44,7 @@ def elementwise_products(c: Context, op: Op) -> TileVariable:
         )
     args = [c.natural(a) for a in op.args]
     mul = Op(op.name, "mul", op.args, union)
-    return c.zeroed(c.made(mul, " * ".join(c.at(v, dims) for v in args), args), reduced(op))
+    return c.zeroed(c.made(mul, c.product(*(c.at(v, dims) for v in args)), args), reduced(op))
 
 
 def matrix_product(c: Context, op: Op, product: MatrixProduct, start: str = "") -> str:
