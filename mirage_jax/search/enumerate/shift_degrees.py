@@ -37,7 +37,7 @@ class ShiftDegrees:
     e: Expressions
     targets: tuple[Poly, ...]
     may_shift: bool = (
-        True  # False: the program computes its exponentials plainly, and where it has no number, nor do we
+        True  # False: the program has plain exponentials, and where it has no number, candidates have none
     )
     groups: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
     shifted: frozenset[int] = frozenset()
