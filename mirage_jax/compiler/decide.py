@@ -364,10 +364,10 @@ def _not_faster(session: TuningSession, xla: Timing, best: tuple[Timing, Ratio] 
 
 
 def _all_refused(session: TuningSession, base: Decision) -> WhyNot:
-    """Explain that the gates refused every candidate, with the times of XLA and of the fastest where they are known."""
-    if session.last_failure and not session.refusals:
-        return session.why_not(Reason.NOT_COMPILED, session.last_failure)
-    why_not = session.why_not(Reason.REFUSED, session.refusals)
+    """Explain that no candidate passed the gates, or compiled, with times of XLA and the fastest if they are known."""
+    is_refused = session.refusals or not session.last_failure
+    reason, detail = (Reason.REFUSED, session.refusals) if is_refused else (Reason.NOT_COMPILED, session.last_failure)
+    why_not = session.why_not(reason, detail)
     if "xla" not in base.timings:
         return why_not
     return replace(why_not, xla=base.timings["xla"], best=base.timings.get("best candidate"), is_measured=True)

@@ -241,16 +241,7 @@ mugraph {
   output e
 }
 """
-IN_ONE_KERNEL = """kernel k1 grid(i) loop(j) {
-    %x = load x[i,j]
-    %y = load y[j,k]
-    %0[i,k] = dot{axes=(j)} %x %y
-    %1[i,k] = acc %0
-    %2[i] = max{axes=(k)} %1
-    %3[i,k] = eq %1 %2
-    store e: bool[i,k] = %3
-  }"""
-IN_TWO = """kernel k0 grid(i) loop(j) {
+MAXIMUM = """kernel k0 grid(i) loop(j) {
     %x = load x[i,j]
     %y = load y[j,k]
     %0[i,k] = dot{axes=(j)} %x %y
@@ -258,22 +249,15 @@ IN_TWO = """kernel k0 grid(i) loop(j) {
     %2[i] = max{axes=(k)} %1
     store m: f32[i] = %2
   }
-  """ + IN_ONE_KERNEL.replace("    %y = load", "    %m = load m[i]\n    %y = load").replace("eq %1 %2", "eq %1 %m")
-FROM_MEMORY = """library t: f32[i,k] = dot{axes=(j)} x[i,j] y[j,k]
-  library m: f32[i] = max{axes=(k)} t[i,k]
-  library e: bool[i,k] = eq t[i,k] m[i]"""
-
-
-BY_TWO = """kernel k0 grid(i) loop(j) {
-    %x = load x[i,j]
-    %y = load y[j,k]
-    %0[i,k] = dot{axes=(j)} %x %y
-    %1[i,k] = acc %0
-    %2[i] = max{axes=(k)} %1
-    store m: f32[i] = %2
-  }
-  library t: f32[i,k] = dot{axes=(j)} x[i,j] y[j,k]
-  library e: bool[i,k] = eq t[i,k] m[i]"""
+  """
+IN_ONE_KERNEL = MAXIMUM.replace("k0", "k1").replace(
+    "store m: f32[i] = %2", "%3[i,k] = eq %1 %2\n    store e: bool[i,k] = %3"
+)
+IN_TWO = MAXIMUM + IN_ONE_KERNEL.replace("    %y", "    %m = load m[i]\n    %y").replace("eq %1 %2", "eq %1 %m")
+LIBRARY_MAXIMUM = "library m: f32[i] = max{axes=(k)} t[i,k]\n  "
+FROM_MEMORY = f"""library t: f32[i,k] = dot{{axes=(j)}} x[i,j] y[j,k]
+  {LIBRARY_MAXIMUM}library e: bool[i,k] = eq t[i,k] m[i]"""
+BY_TWO = MAXIMUM + FROM_MEMORY.replace(LIBRARY_MAXIMUM, "")
 
 
 @pytest.mark.parametrize("comparison", ["eq", "le", "lt"])

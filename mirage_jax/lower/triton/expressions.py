@@ -70,6 +70,11 @@ def literal(value: float) -> str:
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
+def rounded_product(x: str, y: str) -> str:
+    """``x * y``, rounded: an fma adds the 0, so that a compiler can add nothing else to an unrounded product."""
+    return f"tl.fma({x}, {y}, 0.0)"
+
+
 def reduction(function: str, value: TileVariable, axes: Iterable[Axis]) -> str:
     """``tl.sum`` over several tile dimensions, last dimension first."""
     text = value.text

@@ -24,7 +24,7 @@ from mirage_jax.lower.tiling import (
     stored_axes,
     stored_shape,
 )
-from mirage_jax.lower.triton.expressions import Number, TileVariable, literal, reduction
+from mirage_jax.lower.triton.expressions import Number, TileVariable, literal, reduction, rounded_product
 from mirage_jax.lower.triton.writer import PREFIX, Writer, identifier
 from mirage_jax.mugraph.comparisons import comparisons
 from mirage_jax.mugraph.graph import Axis, BlockGraph, LoopBounds, Tensor, part_axis
@@ -238,11 +238,11 @@ class Frame:
 
     def product(self, x: str, y: str) -> str:
         """``x * y``, of tiles."""
-        return f"tl.fma({x}, {y}, 0.0)" if self.compares_sums else f"{x} * {y}"
+        return rounded_product(x, y) if self.compares_sums else f"{x} * {y}"
 
     @cached_property
     def compares_sums(self) -> bool:
-        """Whether numbers are compared with others made of them, their maximum for one.
+        """Whether numbers are compared with their own maximum, or with others that come from these.
 
         Threads that sum together have a copy each of the result. A compiler that joins a product with the first sum
         makes these copies differ: ``fma(a, a, b b)`` in one thread, ``fma(b, b, a a)`` in another. So the product is

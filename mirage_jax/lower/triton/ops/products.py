@@ -13,7 +13,7 @@ from fractions import Fraction
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.tiling import MAX_RANK, SINGLE, MatrixProduct
 from mirage_jax.lower.triton.context import TRITON_TYPES, Context, rule
-from mirage_jax.lower.triton.expressions import Number, TileVariable, reduced
+from mirage_jax.lower.triton.expressions import Number, TileVariable, reduced, rounded_product
 from mirage_jax.lower.triton.ops.reductions import zero_lanes
 from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS, SMALL_INTEGERS, lowest, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Op, Precision
@@ -102,12 +102,11 @@ def _rounds_to_tf32(c: Context, op: Op) -> bool:
 def _in_tf32(c: Context, value: TileVariable) -> TileVariable:
     """A tile of float32, rounded to the 11 bits of TF32 (Dekker, 1971, section 5).
 
-    ``tl.fma`` keeps the compiler from joining the product with what follows. Numbers near the end of the range, where
-    the product would overflow, stay as they are, and so do infinities and NaN.
+    Numbers near the end of the range, where the product would overflow, stay as they are, and so do infinities and NaN.
     """
     key = ("tf32", value.text)
     if key not in c.env:
-        scaled = c.w.let("scaled", f"tl.fma({value.text}, {c.literal(TF32_SPLITTER)}, 0.0)")
+        scaled = c.w.let("scaled", rounded_product(value.text, c.literal(TF32_SPLITTER)))
         tile = c.w.let("rounded", f"{scaled} - ({scaled} - {value.text})")
         text = f"tl.where(tl.abs({value.text}) < {c.literal(TF32_LARGEST)}, {tile}, {value.text})"
         c.env[key] = TileVariable(c.w.let("tf32", text), value.dims, value.pads)

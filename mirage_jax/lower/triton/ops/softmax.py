@@ -24,6 +24,7 @@ from mirage_jax.lower.triton.expressions import (
     literal,
     number,
     reduced,
+    rounded_product,
 )
 from mirage_jax.lower.triton.ops.pointwise import is_precise, precise_exp
 from mirage_jax.lower.triton.ops.reductions import carried, maximum, own_axes
@@ -38,7 +39,8 @@ def emit_shift(c: Context, op: Op) -> TileVariable:
     is_product = _from_product(c, op.args[0]) and x.unit == UNIT and scale.value > 0
     unit = scale * x.unit
     if scale.value <= 0:
-        x, unit = TileVariable(c.w.let("scaled", _product(c, c.natural(op.args[0]).text, scale)), x.dims), UNIT
+        text = rounded_product(c.natural(op.args[0]).text, c.literal(scale))
+        x, unit = TileVariable(c.w.let("scaled", text), x.dims), UNIT
     text = maximum(c, x, own_axes(c, op))
     if is_product:
         text, unit = _maximum_of_products(c, op, text, scale)
@@ -62,7 +64,7 @@ def _maximum_of_products(c: Context, op: Op, text: str, scale: Number) -> tuple[
     """
     if _has_limit(c, op.name):
         return f"{text} * {c.literal(scale * PER_OCTAVE)}", OCTAVE
-    return (_product(c, text, scale), UNIT) if is_stored(c.graph, op.name) else (text, scale)
+    return (rounded_product(text, c.literal(scale)), UNIT) if is_stored(c.graph, op.name) else (text, scale)
 
 
 def _from_product(c: Context, name: str) -> bool:
@@ -100,7 +102,7 @@ def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
     x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
     scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
     if m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
-        exponent = f"{_product(c, text, scale)} - {shift}"
+        exponent = f"{rounded_product(text, c.literal(scale))} - {shift}"
         moved = f"({exponent}) * {c.literal(PER_OCTAVE)}"
     else:
         exponent = f"({text} - {shift}) * {c.literal(scale)}" if scale == m.unit else ""
@@ -146,11 +148,6 @@ def decay(c: Context, shift: str, old: str, degree: Number) -> TileVariable:
     value = c.value(shift)
     moved = difference(c, old, value.unit, finite(c, value).text, value.unit, degree)
     return TileVariable(c.w.let("decay", f"tl.exp2({moved})"), value.dims)
-
-
-def _product(c: Context, x: str, scale: Number) -> str:
-    """``scale * x``, rounded: an fma adds the 0, so that a compiler can add nothing else to an unrounded product."""
-    return f"tl.fma({x}, {c.literal(scale)}, 0.0)"
 
 
 def _is_multiplied(c: Context, name: str) -> bool:
