@@ -12,6 +12,7 @@ is as large. XLA is asked only if the noise does not explain a difference, which
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
@@ -233,18 +234,39 @@ def _launches(attempt: TuningSession, winner: Winner, counts: Counter[str]) -> b
     return True
 
 
+@dataclass(frozen=True)
+class _Expected:
+    """What a region's program gives for random inputs in float64: results, how far a candidate may be off each, and the
+    largest value on the way.
+    """
+
+    inputs: Sequence[np.ndarray]
+    results: Sequence[np.ndarray]
+    slack: Sequence[np.ndarray]
+    top: float
+
+
+@functools.lru_cache(maxsize=4)
+def _expected(reference: KernelGraph, seed: int) -> _Expected:
+    rng = np.random.default_rng(seed)
+    inputs = [_draw(rng, tuple(map(reference.extent, t.axes)), t.dtype) for t in reference.inputs]
+    results = evaluate.run(reference, inputs)
+    everything = evaluate.run(replace(reference, outputs=tuple(k.name for k in reference.kernels)), inputs)
+    top = max(float(np.abs(np.where(np.isfinite(x), x, 0)).max()) for x in everything)
+    slack = [np.zeros(())] * len(results)
+    for sample in range(SAMPLES):
+        moved = [x * (1 + MOVED * rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x for x in map(_wide, inputs)]
+        again = noisy(reference, moved, sample=sample, half_unit=MOVED)
+        slack = [np.maximum(s, _slack(1.0 * a, 1.0 * b, top)) for s, a, b in zip(slack, results, again, strict=True)]
+    return _Expected(inputs, results, slack, top)
+
+
 def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, counts: Counter[str]) -> Iterator[str]:
     """Find errors of a candidate that passed the fingerprint."""
-    rng = np.random.default_rng(setting.seed)
-    inputs = [_draw(rng, tuple(map(reference.extent, t.axes)), t.dtype) for t in reference.inputs]
-    moved = [x * (1 + MOVED * rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x for x in map(_wide, inputs)]
     counts["candidates"] += 1
     with np.errstate(all="ignore"):
-        want = evaluate.run(reference, inputs)
-        everything = evaluate.run(replace(reference, outputs=tuple(k.name for k in reference.kernels)), inputs)
-        top = max(float(np.abs(np.where(np.isfinite(x), x, 0)).max()) for x in everything)
-        again = noisy(reference, moved, half_unit=MOVED)
-        slack = [_slack(1.0 * a, 1.0 * b, top) for a, b in zip(want, again, strict=True)]
+        expected = _expected(reference, setting.seed)
+        inputs, want, slack, top = expected.inputs, expected.results, expected.slack, expected.top
         alone = evaluate.run(c.graph, inputs)
         if top > EXPONENT:  # rows of sentinels: 0/0 here, a number over the reals; whether it may run the gate decides
             want = [np.where(np.isfinite(y), r, math.nan) for r, y in zip(want, alone, strict=True)]

@@ -1,5 +1,6 @@
 """Exact numbers: the laws that kernels rely on, and none that would hide an error."""
 
+from collections.abc import Callable
 from fractions import Fraction as Q
 
 import numpy as np
@@ -79,14 +80,31 @@ def test_order() -> None:
     np.testing.assert_array_equal(top["real"], x["real"].max(1))
     tied = exact.made(RNG.integers(exact.P, size=(6, 40)), 0, 0.5)
     assert same(exact.largest(tied, 1), exact.largest(tied[:, ::-1], 1))
+    assert same(exact.maximum(tied, tied[::-1]), exact.maximum(tied[::-1], tied))
 
 
-@pytest.mark.parametrize("function", [exact.floor, exact.nearest, exact.erf])
-def test_the_largest_of_equal_floats_stays_the_largest_when_scaled(function) -> None:
-    """A graph may scale before a maximum, and a kernel after it."""
-    x = function(draw(50, 40))
-    quarter = exact.constant(Q(1, 4))
-    assert same(exact.largest(exact.multiply(quarter, x), 1), exact.multiply(quarter, exact.largest(x, 1)))
+def lost_beside(huge: float) -> Callable[[exact.Numbers], exact.Numbers]:
+    return lambda x: exact.add(x, exact.constant(Q(huge)))
+
+
+@pytest.mark.parametrize("function", [exact.floor, exact.nearest, exact.erf, lost_beside(-1e60)])
+@pytest.mark.parametrize("factor", [Q(1, 4), Q(3), Q(-1)])
+def test_the_largest_of_equal_floats_stays_the_largest_when_scaled(
+    function: Callable[[exact.Numbers], exact.Numbers], factor: Q
+) -> None:
+    """A graph may scale before a maximum, and a kernel after it. A bias as low as a sentinel makes logits equal."""
+    x, scale = function(draw(50, 40)), exact.constant(factor)
+    largest = exact.largest(x, 1) if factor > 0 else exact.negative(exact.largest(exact.negative(x), 1))
+    assert same(exact.largest(exact.multiply(scale, x), 1), exact.multiply(scale, largest))
+
+
+def test_equal_rows_stay_equal_in_any_tile() -> None:
+    """BLAS rounds a row in other ways in a matrix of another size."""
+    x, y = exact.made(7, 7, RNG.uniform(-1e60, 1e60, (33, 20))), draw(20, 2)
+    whole = exact.matmul(x, y)["real"]
+    for n in (1, 2, 16):
+        np.testing.assert_array_equal(exact.matmul(x[:n], y)["real"], whole[:n])
+        np.testing.assert_array_equal(exact.matmul(x[:n], y[:, 1:])["real"], whole[:n, 1:])
 
 
 def test_what_rounding_loses_makes_no_infinity() -> None:

@@ -282,6 +282,36 @@ def test_squares_as_huge_as_sentinels_are_numbers() -> None:
     assert exact_check(REGRESSION, sizes) == ""
 
 
+BIASED_LOG_SOFTMAX = """mugraph {
+  extents i=17 k=2 l=17
+  input bias: f32[k]
+  input x: f32[i,k]
+  input w: f32[l,k]
+  kernel k0 grid(l) loop(i) {
+    %b = load bias[k]
+    %x = load x[i,k]
+    %w = load w[l,k]
+    %s[k,i] = add %b %x
+    %t[i,l] = dot{axes=(k)} %s %w
+    %m[l] = shift{axes=(i), scale=1/4} %t
+    %e[i,l] = exps{scale=1/4} %t %m
+    %z[l] = sum{axes=(i)} %e
+    %a[l] = accs %z %m
+    %n[l] = last %m
+    %d[l] = logs %a %n
+    %y[i,l] = add{ca=1/4, cb=-1} %t %d
+    store y: f32[i,l] = %y
+  }
+  output y
+}"""
+
+
+def test_equal_logits_are_no_error() -> None:
+    """Beside a bias as huge as a sentinel, floats lose all that the logits of a row differ by."""
+    sizes = Schedule((KernelSchedule((("i", 16), ("l", 1)), 8, 3),))
+    assert exact_check(parse(BIASED_LOG_SOFTMAX), sizes) == ""
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_small_sizes_keep_tiles(ragged: bool) -> None:
     program = split_attention(h=4, i=1000, n=4096, d=64, parts=16)

@@ -141,7 +141,16 @@ def total(x: Numbers, dims: tuple[int, ...]) -> Numbers:
 
 def matmul(x: Numbers, y: Numbers) -> Numbers:
     """Multiply stacks of matrices, as `numpy.matmul` does."""
-    return made(_product(x["p"], y["p"], P), _product(x["q"], y["q"], Q), np.matmul(x["real"], y["real"]))
+    return made(_product(x["p"], y["p"], P), _product(x["q"], y["q"], Q), _in_order(x["real"], y["real"]))
+
+
+def _in_order(x: Any, y: Any) -> Any:
+    """Multiply matrices of floats, term by term: BLAS rounds the same row in other ways in larger matrices.
+
+    Rows that are equal as floats have to stay equal, whatever tile they are in: their maximum is the first of them.
+    """
+    terms = (x[..., :, n, None] * y[..., n, None, :] for n in range(x.shape[-1]))
+    return reduce(np.add, terms)
 
 
 def _product(x: Any, y: Any, m: int) -> Any:
@@ -255,9 +264,9 @@ def less_equal(x: Numbers, y: Numbers) -> Any:
 
 
 def maximum(x: Numbers, y: Numbers) -> Numbers:
-    """Of equal floats the larger residue, so that the order of arguments does not matter; NaN wins."""
-    tie = (x["real"] == y["real"]) & (x["p"] < y["p"])
-    return choose((x["real"] < y["real"]) | tie | np.isnan(y["real"]), y, x)
+    """The larger float, of equal ones as `largest` chooses; NaN wins."""
+    both = np.stack(np.broadcast_arrays(x, y))
+    return largest(both, 0)
 
 
 def minimum(x: Numbers, y: Numbers) -> Numbers:
@@ -266,10 +275,18 @@ def minimum(x: Numbers, y: Numbers) -> Numbers:
 
 
 def largest(x: Numbers, dim: int) -> Numbers:
-    """`maximum` over a dimension."""
+    """`maximum` over a dimension.
+
+    Of equal floats it is the number that is the largest residue of their sum. Neither their order nor a common factor
+    changes that: a graph may scale before a maximum, and a kernel after it.
+    """
     real = x["real"]
     top = np.isnan(real) | (real == np.max(real, axis=dim, keepdims=True))
-    place = np.expand_dims(np.argmax(np.where(top, x["p"], -1), axis=dim), dim)
+    share = x["p"]
+    if np.any(np.sum(top, axis=dim) > 1):
+        of_all = np.sum(np.where(top, share, 0), axis=dim, keepdims=True) % P
+        share = share * _raised(of_all, P - 2, P) % P
+    place = np.expand_dims(np.argmax(np.where(top, share, -1), axis=dim), dim)
     return np.take_along_axis(x, place, axis=dim).squeeze(dim)
 
 
