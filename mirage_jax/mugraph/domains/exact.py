@@ -147,7 +147,7 @@ def matmul(x: Numbers, y: Numbers) -> Numbers:
 def _in_order(x: Any, y: Any) -> Any:
     """Multiply matrices of floats, term by term: BLAS rounds the same row in other ways in larger matrices.
 
-    Rows that are equal as floats have to stay equal, whatever tile they are in: their maximum is the first of them.
+    Rows that are equal as floats have to stay equal, whatever tile they are in: `largest` chooses among all of these.
     """
     terms = (x[..., :, n, None] * y[..., n, None, :] for n in range(x.shape[-1]))
     return reduce(np.add, terms)
