@@ -17,7 +17,7 @@ import mirage_jax
 from mirage_jax import UsageError, cli, exporting
 from mirage_jax.cache import Cache
 from mirage_jax.cache_files import stored_files
-from mirage_jax.compiler.absent_gpu import NOT_RUN, AbsentGpuCompiler, absent_gpu
+from mirage_jax.compiler.absent_gpu import NOT_RUN, AbsentGpuCompiler, absent_gpu, coarsest
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import key_of, store
 from mirage_jax.config import Options
@@ -25,6 +25,7 @@ from mirage_jax.errors import LoweringError
 from mirage_jax.hardware.gpus import AbsentGpu
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.lower.runtime import launch, xla_launch
+from mirage_jax.mugraph.graph import Precision
 
 pytest.importorskip("jax_triton")
 pytest.importorskip("jax_plugins")
@@ -157,6 +158,18 @@ def test_one_target_is_that_of_jax_triton() -> None:
 def test_gradients_have_kernels_too(exported: exporting.Exported) -> None:
     restored = jax.export.deserialize(exported.program.serialize(vjp_order=1))
     assert f"@{xla_launch.TARGET}(" in restored.vjp().mlir_module()
+
+
+def test_products_of_float32_round_as_matrix_units_do() -> None:
+    """XLA rounds operands to TF32 on the GPU, matrix units cut them off, and the sum of their errors is not zero."""
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    made = exporting.exported(lambda x, y: jax.nn.logsumexp(x @ y.T, -1), (x, x), {}, "H200")
+    (region,) = made.report.regions
+    winner = region.decision.winner
+    assert winner is not None and [k.precise for k in winner.schedule.kernels] == [Precision.ROUNDED]
+    (region,) = exporting.exported(norm, SHAPES, {}, "H200").report.regions
+    winner = region.decision.winner
+    assert winner is not None and coarsest(winner) == Precision.FLOAT32  # sums of products need no matrix units
 
 
 def test_options_count() -> None:

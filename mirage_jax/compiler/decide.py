@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -165,12 +165,12 @@ class Decider:
             notify(f"{tried}: proving and measuring")
             if measure:
                 return self._measure(session, key, base, finalists)
-            schedules = [tuning.as_precise(c.schedule, session.precisions[0]) for c in finalists]
-            likely = [session.winner(c.graph, s, c.family) for c, s in zip(finalists, schedules, strict=True)]
-            base = replace(base, variants=tuple(Variant.of(w.graph, w.schedule) for w in likely))
+            likely = list(_not_measured(session, finalists))
+            shown = likely[: len(finalists)]
+            base = replace(base, variants=tuple(Variant.of(w.graph, w.schedule) for w in shown))
             decision = self.accepted(session, base, likely)
             if decision.winner is None:
-                return decision  # not stored: measured candidates are also tried with more precise products
+                return decision  # not stored: other candidates are measured
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
 
     def _measure(
@@ -272,9 +272,10 @@ class Decider:
     def accepted(self, session: TuningSession, base: Decision, winners: Iterable[Winner]) -> Decision:
         """Take the first winner that gets a certificate and passes the exact check and the float gate."""
         proof, exact, floats = session.certificate_gate(), session.exact_gate(), session.float_gate()
-        rounds_too_much = set[KernelGraph]()
+        rounds_too_much = set[tuple[KernelGraph, tuple[Precision, ...]]]()
         for winner in winners:
-            if winner.graph in rounds_too_much:  # its other variants round in the same way
+            rounding = winner.graph, tuple(k.precise for k in winner.schedule.kernels)
+            if rounding in rounds_too_much:  # its other variants round in the same way
                 continue
             log.info("proving a candidate equal to the program, then comparing its floats with float64")
             if not (verdict := proof.check(winner)).passed:
@@ -298,7 +299,7 @@ class Decider:
                 log.info("float gate: %s", verdict.why)
                 return replace(base, winner=winner, after=winner.footprint, certificate=proof.certificate)
             session.refuse(floats, verdict)
-            rounds_too_much.add(winner.graph)
+            rounds_too_much.add(rounding)
         return kept(base, _all_refused(session, base))
 
     def _keep(self, key: CacheKey, d: Decision) -> Decision:
@@ -361,6 +362,17 @@ def _not_faster(session: TuningSession, xla: Timing, best: tuple[Timing, Ratio] 
     taken, ratio = best
     asked = f"the best candidate is {ratio}, and the lower end must reach {MIN_SPEEDUP:g}x"
     return replace(why_not, reason=Reason.AS_FAST, best=taken.seconds, detail=asked)
+
+
+def _not_measured(session: TuningSession, finalists: Sequence[Candidate]) -> Iterator[Winner]:
+    """All finalists, best first, and then again with products that are more precise."""
+    from mirage_jax.compiler import tuning
+
+    first = session.precisions[0]
+    for precise in session.precisions:
+        for c in finalists:
+            if precise == first or precise in tuning.precisions(c, session.precisions):
+                yield session.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
 
 
 def _all_refused(session: TuningSession, base: Decision) -> WhyNot:

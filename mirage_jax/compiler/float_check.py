@@ -56,6 +56,16 @@ LARGE_BYTES = 4e9  # of all copies, from which on noise that is not looked at is
 IN_FLOAT64 = {"xla_disable_hlo_passes": "triton-softmax-rewriter"}  # its tiles of float64 compile for half a minute
 
 
+@dataclass
+class _Roundings:
+    """How far rounding may carry results for some inputs: no candidate changes that."""
+
+    noises: dict[tuple[int, float], list[Any]] = field(  # by the number of samples, and by their size
+        default_factory=dict[tuple[int, float], list[Any]]
+    )
+    written: list[list[Any] | None] = field(default_factory=list[list[Any] | None])  # `written_errors`, if known
+
+
 @dataclass(frozen=True)
 class _Evaluated:
     """Inputs, and the results of three programs; the last two where they are compared. `is_repeatable`: two runs of the
@@ -68,9 +78,7 @@ class _Evaluated:
     results: Sequence[Any]
     is_repeatable: bool
     in_range: bool = False
-    noises: dict[tuple[int, float], list[Any]] = field(  # by the number of samples, and by their size
-        default_factory=dict[tuple[int, float], list[Any]]
-    )
+    roundings: _Roundings = field(default_factory=_Roundings)
 
 
 @dataclass
@@ -165,7 +173,8 @@ class Accuracy:
         compared = self._comparison(winner, name)
         different = ""
         for halvings in range(MOST_HALVINGS + 1):
-            run = self._with_flushed_inputs(self._run([input_classes.halved(x, halvings) for x in values], ours), name)
+            run = self._run([input_classes.halved(x, halvings) for x in values], ours)
+            run = replace(self._with_flushed_inputs(run, name), roundings=self._roundings(name, halvings))
             if not run.is_repeatable:
                 return "two runs differ"
             with gpu_lock(self.subject.device):  # once: each look at float64 would wait for others' turns
@@ -186,7 +195,9 @@ class Accuracy:
         different = self._misread(run)
         if not different or not input_classes.masks_with_lowest(name):
             return run, different
-        in_range = replace(run, reference=self.in_float64(run.inputs, in_range=True), noises={}, in_range=True)
+        in_range = replace(
+            run, reference=self.in_float64(run.inputs, in_range=True), roundings=_Roundings(), in_range=True
+        )
         return (run, different) if self._misread(in_range) else (in_range, "")
 
     def _comparison(self, winner: Winner, name: str) -> Callable[[_Evaluated], str]:
@@ -295,8 +306,7 @@ class Accuracy:
 
         if not wrong([None] * len(run.xla)):
             return ""
-        in_tf32 = self.subject.platform != "cpu" and not self.subject.region.in_float32
-        coarsest = max(self.unit, TF32_UNIT if in_tf32 else 0.0)
+        coarsest = max(self.unit, TF32_UNIT if self.subject.multiplies_in_tf32 else 0.0)
         scale = coarsest / (2 * HALF_UNIT)
         with self._arithmetic():
             scaled = [scale * n for n in self._noise_of(run, SAMPLES)]
@@ -314,7 +324,10 @@ class Accuracy:
         for samples in (1, SAMPLES):
             noise = self._noise_of(run, samples)
             yield noise, nothing
-        if (written := self.written_errors(run.inputs, run.in_range)) is not None:
+        known = run.roundings.written
+        if not known:
+            known.append(self.written_errors(run.inputs, run.in_range))
+        if (written := known[0]) is not None:
             yield noise, written
 
     # ------------------------------------------------------------------ the ends of a type's range
@@ -511,11 +524,26 @@ class Accuracy:
 
     def _noise_of(self, run: _Evaluated, samples: int, half_unit: float = HALF_UNIT) -> list[Any]:
         """Noise of a run, found once."""
-        if (samples, half_unit) not in run.noises:
+        known = run.roundings.noises
+        if (samples, half_unit) not in known:
             if self._bytes > LARGE_BYTES:
-                run.noises.clear()
-            run.noises[samples, half_unit] = self.noise(run.inputs, run.reference, samples, half_unit, run.in_range)
-        return run.noises[samples, half_unit]
+                known.clear()
+            known[samples, half_unit] = self.noise(run.inputs, run.reference, samples, half_unit, run.in_range)
+        return known[samples, half_unit]
+
+    def _roundings(self, name: str, halvings: int) -> _Roundings:
+        """What is known of rounding for inputs of a class, if a candidate ran on them last. Candidates with the same
+        fault are refused on the same inputs, and noise takes longer than they do.
+        """
+        last, found = self._last_roundings[0]
+        if last != (name, halvings) or self._bytes > LARGE_BYTES:
+            found = _Roundings()
+            self._last_roundings[0] = (name, halvings), found
+        return found
+
+    @cached_property
+    def _last_roundings(self) -> list[tuple[tuple[str, int], _Roundings]]:
+        return [(("", 0), _Roundings())]
 
     def noise(
         self,

@@ -104,6 +104,11 @@ class RegionOnDevice:
         return Winner(graph, schedule, views, shapes_out, Family(family), self.platform, capability, asked)
 
     @property
+    def multiplies_in_tf32(self) -> bool:
+        """Whether XLA multiplies float32 as TF32."""
+        return self.platform != "cpu" and not self.region.in_float32
+
+    @property
     def precisions(self) -> Sequence[Precision]:
         """How precise its kernels may be, from the fastest on."""
         return precisions(self.region)

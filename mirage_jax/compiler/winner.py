@@ -115,11 +115,12 @@ class Winner:
         """Inputs that are parts of what it takes."""
         return frozenset(name for name, _ in self.options.views)
 
-    def portable(self, *arrays: jax.Array) -> list[jax.Array]:
-        """Run as plain JAX, on any backend."""
+    def portable(self, *arrays: jax.Array, domain: Callable[..., FloatDomain] = FloatDomain) -> list[jax.Array]:
+        """Run as plain JAX, on any backend; `domain` is what its operators mean."""
         tensors = [view.of(x) for view, x in zip(self.views, arrays, strict=True)]
+        widen = self.platform == "cpu"
         with self._products():
-            return self._shaped(evaluate.run(self.graph, tensors, xp=jnp, dtype=None, widen=self.platform == "cpu"))
+            return self._shaped(evaluate.run(self.graph, tensors, xp=jnp, dtype=None, widen=widen, domain=domain))
 
     def _kernels(self, *arrays: jax.Array) -> list[jax.Array]:
         floats = FloatDomain(jnp, once=compared_with_themselves(self.graph))

@@ -77,7 +77,7 @@ def test_what_has_to_be_positive(fn, shapes, positive) -> None:
 
 
 def test_classes() -> None:
-    specs = [((8, 16), np.float32)] * 2
+    specs = [((8, 16), np.float32), ((8, 12), np.float32)]
     plain, classes = input_classes(specs, 0), input_classes(specs, 0, roots=[1])
     assert set(classes) == {*plain, BELOW_ZERO} and BELOW_ZERO in classes.own and not plain.own
     for name in plain:

@@ -181,6 +181,15 @@ def test_non_finite() -> None:
     assert float_gate(nothing, nothing.astype(np.float32), nothing.astype(np.float32))
 
 
+def test_an_infinity_may_stand_for_infinity_less_infinity() -> None:
+    """Of infinity less infinity a kernel may hold one side in float32; the sum is beyond the range of float16."""
+    xla, ours, far = R.astype(np.float16), R.astype(np.float16), R.copy()
+    xla[3, 4], ours[3, 4], far[3, 4] = np.nan, np.inf, -1e10
+    assert float_gate(far, xla, ours) and not float_gate(far, ours, xla) and not float_gate(R, xla, ours)
+    far[3, 4] = np.nan
+    assert not float_gate(far, xla, ours)
+
+
 def test_overflow_beyond_the_brink() -> None:
     """Another order of evaluation may overflow before XLA does, near the end of the range and nowhere else."""
     r = R.copy()
@@ -290,6 +299,17 @@ def test_input_classes_are_a_mapping() -> None:
     classes = input_classes([((2, 2), np.float32)], 0)
     assert set(classes) == set(CLASSES)
     assert len(classes) == len(list(classes.items())) >= 15
+
+
+def test_same_rows() -> None:
+    """Points and some of them; arrays of other types, or with rows of another length, keep their own."""
+    specs = [((2, 6, 8), np.float32), ((2, 9, 8), np.float32), ((2, 6, 8), np.float16), ((6, 8), np.float32)]
+    few, many, other, flat = input_classes(specs, 0)["same rows"]
+    assert np.array_equal(few, many[:, :6]) and not np.array_equal(few, few[:1])
+    assert not np.array_equal(few, other.astype(np.float32)) and not np.array_equal(flat, few[0])
+    x, y, n = input_classes([((5,), np.float32), ((5,), np.float32), ((5,), np.int32)], 0)["same rows"]
+    assert np.array_equal(x, y) and not np.array_equal(x, n)
+    assert "same rows" not in input_classes([*specs[1:], ((), np.float32), ((), np.float32)], 0)
 
 
 def test_large_logits() -> None:

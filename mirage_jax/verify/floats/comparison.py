@@ -348,7 +348,8 @@ def _strange(
     xp: Any, arrays: Sequence[Array], brink: float, *, kinds: bool, skips: bool, dtype: np.dtype
 ) -> tuple[Any, Any, Any, Any]:
     """Count the wrong ones of the non-finite values; where the first is, XLA's and the candidate's number there. Where
-    only XLA's are not finite, float64 judges.
+    only XLA's are not finite, float64 judges. Beyond the range of the type an infinity may stand for XLA's NaN, which
+    is one infinity less another: the candidate may hold one of them in a wider type.
     """
     r, x, c, noise = (_in_rows(xp, a, arrays[1].shape) for a in arrays)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -360,7 +361,8 @@ def _strange(
     else:
         differ = xp.isfinite(x) != xp.isfinite(c)
     as_float64 = (xp.isnan(c) & xp.isnan(ideal)) | (xp.isinf(c) & (c == ideal))
-    excused = repaired | as_float64 | on_the_brink(x, c, dtype, xp) | (xp.isfinite(x) & (xp.abs(x) > brink))
+    lost = xp.isinf(ideal) & xp.isnan(x) & xp.isinf(c)
+    excused = repaired | lost | as_float64 | on_the_brink(x, c, dtype, xp) | (xp.isfinite(x) & (xp.abs(x) > brink))
     wrong = xp.ravel(differ & ~excused)
     first = xp.argmax(wrong)
     return wrong.sum(), first, xp.ravel(x)[first], xp.ravel(c)[first]

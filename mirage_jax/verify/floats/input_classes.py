@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -40,6 +41,8 @@ class InputClasses(Mapping[str, list[Array]]):
         self.own |= {BELOW_ZERO: _far_from_zero(self.roots)} if self.roots else {}
         self.own |= _of_switches(frozenset(switches)) if switches else {}
         self.own |= {FALSE_ROWS: _normal} if any(dtype.kind == "b" for _, dtype in self.specs) else {}
+        self.groups = _of_same_rows(self.specs)
+        self.own |= {SAME_ROWS: _normal} if self.groups else {}
         self.biases = sorted(biases)
         self.wholly = {f"{ALL_MASKED} by input {i}": i for i in self.biases[:MOST_WHOLLY]}
         self.own |= dict.fromkeys((*MASKED, *self.wholly, FAR_ROWS), _normal) if self.biases else {}
@@ -48,6 +51,8 @@ class InputClasses(Mapping[str, list[Array]]):
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
         out = self._drawn(self.makers[name], rng)
+        if name == SAME_ROWS:
+            _share_rows(out, self.groups)
         if name in LOGITS:
             for i, x in enumerate(out):
                 _put_far(x, LOGITS[name], rng, i)
@@ -115,6 +120,9 @@ def input_classes(
     1, as masks that are added to logits are. Where there are masks of booleans, some of their rows are all false in a
     class of its own. `biases` are inputs, by position, that are added to logits: in some classes they hold what masks
     logits, in whole rows and columns and in part, or one of them masks all, or their rows are far from zero.
+
+    Arrays of floats whose rows are of one length have the same rows in a class of its own: points and themselves, or
+    queries that are the keys. Differences are zero there, and a row's largest number is on its diagonal.
     """
     return InputClasses(specs, seed, near, roots, counts, switches, biases)
 
@@ -180,6 +188,24 @@ def _of_switches(switches: Collection[int]) -> dict[str, Maker]:
         )
 
     return {SWITCHES: maker(0.9, 1.0)} | {f"{SWITCHES}, all {n}": maker(n, HIDDEN) for n in (0, 1)}
+
+
+def _of_same_rows(specs: Sequence[Spec]) -> list[list[int]]:
+    """Inputs of floats, by position, that may have the same rows: they differ in the number of rows, if at all."""
+    groups = defaultdict[Any, list[int]](list)
+    for i, (shape, dtype) in enumerate(specs):
+        if shape and is_float(dtype) and math.prod(shape) > 1:
+            groups[dtype, shape[:-2], shape[-1], len(shape)].append(i)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _share_rows(arrays: list[Array], groups: Sequence[Sequence[int]]) -> None:
+    """Give each group the rows of its longest array, and the others the first ones of them."""
+    for group in groups:
+        longest = max((arrays[i] for i in group), key=np.size)
+        for i in group:
+            rows = arrays[i].shape[-2:-1]
+            arrays[i] = longest[..., : rows[0], :].copy() if rows else longest.copy()
 
 
 def _with_false_rows(x: Array) -> Array:
@@ -275,6 +301,7 @@ ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
 SWITCHES, HIDDEN = "on or off", 2.0**-10
 FALSE_ROWS = "rows of false"
+SAME_ROWS = "same rows"
 DENORMAL = "denormal"
 CLASSES: dict[str, Maker] = {
     "normal": _normal,
