@@ -565,12 +565,14 @@ class Accuracy:
     def written_errors(self, values: Sequence[Any], in_range: bool = False) -> list[Any] | None:
         """How far the user's equations are from float64 if they run one by one, each result rounded to its type: the
         largest of a few times, with all inputs a little larger or smaller, since one rounding may undo another. None
-        where they cannot run so.
+        where they cannot run so. Switches stay: added to a mask that is nearly 0, ordinary numbers have no digits.
         """
         found: list[Any] = []
+        switched = switches(self.subject.region)
         for sample in range(NEARBY):
             rng = np.random.default_rng(sample)
             factors = rng.uniform(*AROUND, len(values))
+            factors[switched] = 1.0
             with np.errstate(all="ignore"):  # the largest numbers of a type may overflow
                 pairs = zip(values, factors, strict=True)
                 near = [v * np.asarray(f, v.dtype) if is_float(v.dtype) else v for v, f in pairs]

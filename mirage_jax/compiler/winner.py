@@ -12,12 +12,14 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from mirage_jax.lower.runtime import launch
 from mirage_jax.lower.triton.frame import EmitOptions as EmitOptions
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.comparisons import compared_with_themselves
-from mirage_jax.mugraph.domains.floats import FloatDomain
+from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
+from mirage_jax.mugraph.dtypes import is_float
 from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Schedule
 from mirage_jax.mugraph.parser import parse
@@ -34,6 +36,17 @@ class Family(StrEnum):
 
     KERNELS = "kernels"
     ALGEBRA = "algebra"
+
+
+@dataclass(frozen=True)
+class _UnderXla(FloatDomain):
+    """Floats under XLA, which takes x 2 c for x (2 c): infinite if c, outside of the region, is a mask's number."""
+
+    def mul(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """Multiply; a factor beyond 1 stays by itself."""
+        if isinstance(x.array, int | float) and abs(x.array) > 1 and is_float(getattr(y.array, "dtype", int)):
+            x = NamedArray((), lax.optimization_barrier(jnp.asarray(x.array, y.array.dtype)))
+        return super().mul(x, y)
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ class Winner:
         """Inputs that are parts of what it takes."""
         return frozenset(name for name, _ in self.options.views)
 
-    def portable(self, *arrays: jax.Array, domain: Callable[..., FloatDomain] = FloatDomain) -> list[jax.Array]:
+    def portable(self, *arrays: jax.Array, domain: Callable[..., FloatDomain] = _UnderXla) -> list[jax.Array]:
         """Run as plain JAX, on any backend; `domain` is what its operators mean."""
         tensors = [view.of(x) for view, x in zip(self.views, arrays, strict=True)]
         widen = self.platform == "cpu"

@@ -25,3 +25,19 @@ def test_kernels_of_a_mixture() -> None:
     outcome = examine(lambda optimizer: optimizer(mixture), args, setting)
     assert not outcome.problems and outcome.accepted == outcome.regions == 1
     assert outcome.counts["interpreted"] > 0
+
+
+def masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
+    """Causal attention with a mask besides, of 0 and 1 for each pair, which is added to the logits."""
+    bias = ((1 - seen) * -1e9)[None, None]
+    return jax.nn.dot_product_attention(q[None, :, None], k[None, :, None], v[None, :, None], bias, is_causal=True)
+
+
+def test_a_mask_of_zeros_and_ones_leaves_logits_their_digits() -> None:
+    """1e9 (seen + 1e-9 s) - 1e9 has no digit of s of a pair that is seen. Rows without such a pair excused all."""
+    rng = np.random.default_rng(17)
+    q, k, v = (jnp.asarray(rng.standard_normal((17, 2)), jnp.bfloat16) for _ in range(3))
+    seen = jnp.asarray(rng.random((17, 17)) < 0.7, jnp.bfloat16)
+    setting = Setting("H200", seconds=30.0, states=100_000)
+    outcome = examine(lambda optimizer: optimizer(masked_attention), (q, k, v, seen), setting)
+    assert not outcome.problems and outcome.accepted == outcome.regions == 1

@@ -16,7 +16,7 @@ import pytest
 
 from mirage_jax.audit.sources import SPACE
 from mirage_jax.compiler import float_check, tuning_session
-from mirage_jax.compiler.float_check import Accuracy, biases, indices_compared, inputs_under_roots, same_bits
+from mirage_jax.compiler.float_check import Accuracy, biases, indices_compared, inputs_under_roots, same_bits, switches
 from mirage_jax.compiler.isolation.parent import Trials
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import STORED_INPUT_CLASSES
@@ -86,6 +86,15 @@ def test_classes() -> None:
             np.testing.assert_array_equal(np.abs(plain[name][1]), classes[name][1])
     assert set(np.unique(classes[BELOW_ZERO][1])) == {-FAR, FAR} and (classes[BELOW_ZERO][0] < 0).any()
     assert any(np.isneginf(x).any() for x in classes["-inf"])  # what spoils a class spoils it
+
+
+def test_errors_of_a_program_as_written_leave_switches_alone() -> None:
+    """A mask that is nearly 1 adds millions, beside which a logit has no digits."""
+    r = region(lambda s, m, v: jax.nn.softmax(s + (1 - m) * -1e9, -1) @ v, (8, 16), (8, 16), (16, 4))
+    accuracy = Accuracy(TuningSession(r, "cpu", jax.devices()[0], Options()))
+    classes = accuracy._classes
+    (errors,) = accuracy.written_errors(classes["on or off, all 1"]) or ()
+    assert 0 < errors.max() < 1e-5 and switches(r) and "on or off, all 1, small" in classes
 
 
 def test_lengths_and_labels_are_any_that_there_are() -> None:

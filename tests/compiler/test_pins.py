@@ -86,7 +86,7 @@ def test_a_pinned_graph_runs() -> None:
     region = report.regions[1]
     pinned = region.pin(region.reference)
     d = pinned.decision
-    assert d.winner is not None and d.certificate.bound <= 1e-12 and "passed on 18 input classes" in d.gate
+    assert d.winner is not None and d.certificate.bound <= 1e-12 and "passed on 19 input classes" in d.gate
     assert d.why == "pinned by hand in this process, not measured" and d.key == region.decision.key
     assert flops(f, *ARGS) > 100_000 and is_right(f), "the program's own order of evaluation runs"
     assert "whole function: not measured: a muGraph is pinned" in str(explained(f)[1])

@@ -53,7 +53,7 @@ def warnings(caplog) -> list[str]:
 def test_what_the_user_made_needs_no_gate(stored, monkeypatch) -> None:
     monkeypatch.setattr(attempts.TuningSession, "gate", None)
     d, _ = read(stored)
-    assert d.winner is not None and d.gate.startswith("passed on 18 input classes") and "2.00x" in d.why
+    assert d.winner is not None and d.gate.startswith("passed on 19 input classes") and "2.00x" in d.why
 
 
 def test_what_somebody_else_made_is_checked_once_and_says_so(stored, monkeypatch, caplog) -> None:

@@ -186,6 +186,9 @@ def test_an_infinity_may_stand_for_infinity_less_infinity() -> None:
     xla, ours, far = R.astype(np.float16), R.astype(np.float16), R.copy()
     xla[3, 4], ours[3, 4], far[3, 4] = np.nan, np.inf, -1e10
     assert float_gate(far, xla, ours) and not float_gate(far, ours, xla) and not float_gate(R, xla, ours)
+    there = map(jnp.asarray, (xla, ours))
+    with jax.enable_x64(True):
+        assert float_gate(jnp.asarray(far), *there)
     far[3, 4] = np.nan
     assert not float_gate(far, xla, ours)
 

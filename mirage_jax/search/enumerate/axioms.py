@@ -21,6 +21,7 @@ from mirage_jax.mugraph.operators import ACCUMULATORS, TRUTHS, OpDef, operator
 from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term, is_multiple
 
 MAX_NAMINGS = 64  # of the bound axes of a value's terms, in all: a value of more keeps its own names
+HUGE = 2**10  # a coefficient beyond it makes a mask of a value
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
 
 
@@ -177,13 +178,19 @@ def _single(e: Expressions, bound: Iterable[Axis], factors: Iterable[tuple[Base,
 
 
 def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
-    """c -> const; index -> iota; c x + o -> affine of x (values are stored without scale and offset)."""
+    """c -> const; index -> iota; c x + o -> affine of x (values are stored without scale and offset).
+
+    c x - c + y, with a huge c that makes a mask of x -> add of the mask and y: x + y / c loses y where x is 1.
+    """
     if e.is_constant(p):
         value = e.poly(p)[0][1] if e.poly(p) else Fraction(0)
         yield _step("const", (), value=value)
         return
     q, c, offset = e.affine_parts(p)
     if q != p:
+        if abs(offset) > HUGE and len(parts := _by_size(e, p)) > 1:
+            yield _step("add", parts)
+            return
         yield _step("affine", (q,), scale=c, offset=offset)
         return
     match e.only_base(p):
@@ -191,6 +198,12 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
             yield _step("iota", (), axis=axes[-1])  # parts and steps come first; the index counts all axes
         case _:
             return
+
+
+def _by_size(e: Expressions, p: Poly) -> tuple[Poly, ...]:
+    """A sum in two: terms with a huge coefficient besides the constant, and the others. As it is without either."""
+    huge, others = ([(t, c) for t, c in e.poly(p) if (abs(c) > HUGE) == is_huge] for is_huge in (True, False))
+    return (e.make_poly(huge), e.make_poly(others)) if len(huge) > 1 and others else (p,)
 
 
 def unary(e: Expressions, p: Poly) -> Iterator[Decomposition]:

@@ -354,14 +354,14 @@ def _strange(
     r, x, c, noise = (_in_rows(xp, a, arrays[1].shape) for a in arrays)
     with np.errstate(invalid="ignore", over="ignore"):
         right = xp.isfinite(r) & (xp.abs(c - r) <= _allowed_alone(xp, r, noise, dtype))
-        ideal = r.astype(dtype).astype(xp.float64)
+        is_beyond = xp.abs(r) > float(ml_dtypes.finfo(dtype).max)  # XLA would leave out a conversion there and back
     repaired = ~xp.isfinite(x) & xp.isfinite(c) & (right | (skips & xp.isnan(x) & xp.isnan(r)))
     if kinds:
         differ = (xp.isnan(x) != xp.isnan(c)) | (xp.isinf(x) != xp.isinf(c)) | (xp.isinf(x) & (x != c))
     else:
         differ = xp.isfinite(x) != xp.isfinite(c)
-    as_float64 = (xp.isnan(c) & xp.isnan(ideal)) | (xp.isinf(c) & (c == ideal))
-    lost = xp.isinf(ideal) & xp.isnan(x) & xp.isinf(c)
+    as_float64 = (xp.isnan(c) & xp.isnan(r)) | (xp.isinf(c) & is_beyond & (xp.sign(c) == xp.sign(r)))
+    lost = is_beyond & xp.isnan(x) & xp.isinf(c)
     excused = repaired | lost | as_float64 | on_the_brink(x, c, dtype, xp) | (xp.isfinite(x) & (xp.abs(x) > brink))
     wrong = xp.ravel(differ & ~excused)
     first = xp.argmax(wrong)

@@ -178,7 +178,9 @@ def _far_from_zero(roots: Collection[int]) -> Maker:
 
 
 def _of_switches(switches: Collection[int]) -> dict[str, Maker]:
-    """Some are 0 and some are 1. Then all are the same, and other numbers so small that a mask's would hide them."""
+    """Some are 0 and some are 1. Then all are the same: other numbers keep their digits where nothing is masked, those
+    too that are so small that a mask's would hide them.
+    """
 
     def maker(share: float, size: float) -> Maker:
         return lambda rng, shape, position: (
@@ -187,7 +189,8 @@ def _of_switches(switches: Collection[int]) -> dict[str, Maker]:
             else size * rng.standard_normal(shape)
         )
 
-    return {SWITCHES: maker(0.9, 1.0)} | {f"{SWITCHES}, all {n}": maker(n, HIDDEN) for n in (0, 1)}
+    alone = {f"{SWITCHES}, all {n}{size}": maker(n, SIZES[size]) for n in (0, 1) for size in SIZES}
+    return {SWITCHES: maker(0.9, 1.0)} | alone
 
 
 def _of_same_rows(specs: Sequence[Spec]) -> list[list[int]]:
@@ -299,7 +302,7 @@ ALL_MASKED, MOST_WHOLLY = "all masked", 4  # by how many inputs at most, each in
 FAR_ROWS, FAR_AWAY = "rows far from zero", 2.0**10
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
-SWITCHES, HIDDEN = "on or off", 2.0**-10
+SWITCHES, SIZES = "on or off", {"": 1.0, ", small": 2.0**-10}
 FALSE_ROWS = "rows of false"
 SAME_ROWS = "same rows"
 DENORMAL = "denormal"
