@@ -31,7 +31,6 @@ from mirage_jax.errors import LoweringError, UsageError
 from mirage_jax.hardware import gpus
 from mirage_jax.hardware.device_model import DEVICES, DeviceModel
 from mirage_jax.hardware.gpus import AbsentGpu
-from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn
 from mirage_jax.jaxpr_frontend.partition.program import Bind
 from mirage_jax.jaxpr_frontend.translate.rules import PRODUCT_PRIMITIVES, asks_for_float32
@@ -127,7 +126,7 @@ class _Session(TuningSession):
 
 
 @dataclass(frozen=True)
-class MatrixUnits(FloatDomain):
+class _MatrixUnits(FloatDomain):
     """Floats of a GPU, whose matrix units hold float32 as TF32 (`Precision`)."""
 
     precise: Precision = Precision.FAST
@@ -143,7 +142,7 @@ class MatrixUnits(FloatDomain):
 def _in_tf32(x: jax.Array, precise: Precision) -> jax.Array:
     match precise:
         case Precision.FAST:
-            bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(~((1 << 13) - 1) & 0xFFFFFFFF)
+            bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0xFFFFE000)
             return lax.bitcast_convert_type(bits, jnp.float32)
         case Precision.ROUNDED:
             return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10)
@@ -168,23 +167,13 @@ class _AsOnGpu(RegionOnDevice):
         """Whether XLA multiplies float32 as TF32."""
         return not self.region.in_float32
 
-    def xla(self, *values: jax.Array) -> list[jax.Array]:
-        """Run the region's own equations."""
-        return list(self.region.reference(*values, bind=partial(_bind_in_tf32, jax_compat.bind_alone)))
+    def bound(self, bind: Bind) -> Bind:
+        """Round operands of products first."""
+        return partial(_bind_in_tf32, bind)
 
-    def unfused(self, *values: jax.Array) -> list[jax.Array]:
-        """Run them one by one, each result rounded to its type."""
-        return list(self.region.reference(*values, bind=partial(_bind_in_tf32, jax_compat.bind_unfused)))
-
-    def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
-        """Make the function that runs a winner in place of the region."""
-        domain = partial(MatrixUnits, precise=coarsest(winner))
-
-        def run(*values: jax.Array) -> list[jax.Array]:
-            given = self.region.prepare(values, winner.in_place)
-            return list(self.region.finish(winner.portable(*given, domain=domain)))
-
-        return run
+    def runs(self, winner: Winner) -> Callable[..., list[jax.Array]]:
+        """Evaluate it as plain JAX, with the products of its kernels."""
+        return partial(winner.portable, domain=partial(_MatrixUnits, precise=coarsest(winner)))
 
 
 def coarsest(winner: Winner) -> Precision:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -165,10 +165,10 @@ class Decider:
             notify(f"{tried}: proving and measuring")
             if measure:
                 return self._measure(session, key, base, finalists)
-            likely = list(_not_measured(session, finalists))
-            shown = likely[: len(finalists)]
-            base = replace(base, variants=tuple(Variant.of(w.graph, w.schedule) for w in shown))
-            decision = self.accepted(session, base, likely)
+            likely = _not_measured(session, finalists)
+            fastest = list(islice(likely, len(finalists)))
+            base = replace(base, variants=tuple(Variant.of(w.graph, w.schedule) for w in fastest))
+            decision = self.accepted(session, base, chain(fastest, likely))
             if decision.winner is None:
                 return decision  # not stored: other candidates are measured
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
@@ -368,11 +368,13 @@ def _not_measured(session: TuningSession, finalists: Sequence[Candidate]) -> Ite
     """All finalists, best first, and then again with products that are more precise."""
     from mirage_jax.compiler import tuning
 
-    first = session.precisions[0]
-    for precise in session.precisions:
-        for c in finalists:
-            if precise == first or precise in tuning.precisions(c, session.precisions):
-                yield session.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
+    def winner(c: Candidate, precise: Precision) -> Winner:
+        return session.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
+
+    first, *others = session.precisions
+    yield from (winner(c, first) for c in finalists)
+    differing = [(c, tuning.precisions(c, session.precisions)) for c in finalists]  # writes kernels: if all are refused
+    yield from (winner(c, precise) for precise in others for c, own in differing if precise in own)
 
 
 def _all_refused(session: TuningSession, base: Decision) -> WhyNot:

@@ -535,15 +535,15 @@ class Accuracy:
         """What is known of rounding for inputs of a class, if a candidate ran on them last. Candidates with the same
         fault are refused on the same inputs, and noise takes longer than they do.
         """
-        last, found = self._last_roundings[0]
-        if last != (name, halvings) or self._bytes > LARGE_BYTES:
-            found = _Roundings()
-            self._last_roundings[0] = (name, halvings), found
-        return found
+        known = self._known_roundings
+        if (name, halvings) not in known or self._bytes > LARGE_BYTES:
+            known.clear()
+            known[name, halvings] = _Roundings()
+        return known[name, halvings]
 
     @cached_property
-    def _last_roundings(self) -> list[tuple[tuple[str, int], _Roundings]]:
-        return [(("", 0), _Roundings())]
+    def _known_roundings(self) -> dict[tuple[str, int], _Roundings]:
+        return {}
 
     def noise(
         self,

@@ -18,7 +18,7 @@ from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.hardware.gpus import AbsentGpu
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.partition.product_boundaries import DotSizes
-from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
+from mirage_jax.jaxpr_frontend.partition.program import Bind, FlatEqn
 from mirage_jax.jaxpr_frontend.translate.rules import PRODUCT_PRIMITIVES
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.footprint import Footprint, footprint
@@ -131,17 +131,25 @@ class RegionOnDevice:
 
     def xla(self, *values: jax.Array) -> list[jax.Array]:
         """Run the region's own equations."""
-        return list(self.region.reference(*values))
+        return list(self.region.reference(*values, bind=self.bound(jax_compat.bind_alone)))
 
     def unfused(self, *values: jax.Array) -> list[jax.Array]:
         """Run the region's own equations one by one, each result rounded to its type."""
-        return list(self.region.reference(*values, bind=jax_compat.bind_unfused))
+        return list(self.region.reference(*values, bind=self.bound(jax_compat.bind_unfused)))
+
+    def bound(self, bind: Bind) -> Bind:
+        """How the device evaluates one of its equations."""
+        return bind
+
+    def runs(self, winner: Winner) -> Callable[..., list[jax.Array]]:
+        """How the device evaluates a winner."""
+        return winner.run
 
     def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
         """Make the function that runs a winner in place of the region."""
 
         def run(*values: jax.Array) -> list[jax.Array]:
-            return list(self.region.finish(winner.run(*self.region.prepare(values, winner.in_place))))
+            return list(self.region.finish(self.runs(winner)(*self.region.prepare(values, winner.in_place))))
 
         return run
 

@@ -188,7 +188,7 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
         return
     q, c, offset = e.affine_parts(p)
     if q != p:
-        if abs(offset) > HUGE and len(parts := _by_size(e, p)) > 1:
+        if abs(offset) > HUGE and (parts := _by_size(e, p)):
             yield _step("add", parts)
             return
         yield _step("affine", (q,), scale=c, offset=offset)
@@ -201,9 +201,9 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
 
 
 def _by_size(e: Expressions, p: Poly) -> tuple[Poly, ...]:
-    """A sum in two: terms with a huge coefficient besides the constant, and the others. As it is without either."""
+    """A sum in two: the constant and terms with a huge coefficient, and the others. Nothing if there are none."""
     huge, others = ([(t, c) for t, c in e.poly(p) if (abs(c) > HUGE) == is_huge] for is_huge in (True, False))
-    return (e.make_poly(huge), e.make_poly(others)) if len(huge) > 1 and others else (p,)
+    return (e.make_poly(huge), e.make_poly(others)) if len(huge) > 1 and others else ()
 
 
 def unary(e: Expressions, p: Poly) -> Iterator[Decomposition]:

@@ -349,7 +349,7 @@ def _strange(
 ) -> tuple[Any, Any, Any, Any]:
     """Count the wrong ones of the non-finite values; where the first is, XLA's and the candidate's number there. Where
     only XLA's are not finite, float64 judges. Beyond the range of the type an infinity may stand for XLA's NaN, which
-    is one infinity less another: the candidate may hold one of them in a wider type.
+    is one infinity less another: the candidate may hold either in a wider type.
     """
     r, x, c, noise = (_in_rows(xp, a, arrays[1].shape) for a in arrays)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -203,7 +203,7 @@ def _of_same_rows(specs: Sequence[Spec]) -> list[list[int]]:
 
 
 def _share_rows(arrays: list[Array], groups: Sequence[Sequence[int]]) -> None:
-    """Give each group the rows of its longest array, and the others the first ones of them."""
+    """Give each group the rows of its longest array; shorter ones get the first."""
     for group in groups:
         longest = max((arrays[i] for i in group), key=np.size)
         for i in group:
