@@ -53,7 +53,8 @@ def export(fn: Callable[..., Any], /, *args: Any, device: str | None = None, **k
         **kwargs: the same by name.
         device: an architecture such as "sm_90", or a GPU such as "H200", that need not be here. Its stored decisions
             count. Other regions get the cost model's choice, which passes the certificate and the exact check; the
-            float gate sees it as plain JAX only. None means the GPU that is here, where decisions are made as ever.
+            float gate sees it as plain JAX only. If that is refused, others are tried for as long as the budget says.
+            None means the GPU that is here, where decisions are made as ever.
 
     Raises:
         UsageError: there is no such GPU, or a package that compiles kernels is missing here.

@@ -33,7 +33,7 @@ def test_topics(tmp_path) -> None:
     timed = [re.fullmatch(r"\d\d:\d\d:\d\d (mirage_jax.*)", line) for line in lines("cache,gate", tmp_path)]
     found = [line[1] for line in timed if line]
     assert any(line.startswith("mirage_jax.cache: key ") for line in found)
-    assert "mirage_jax.gate: float gate: passed on 18 input classes, repeated runs equal bit for bit" in found
+    assert "mirage_jax.gate: float gate: passed on 19 input classes, repeated runs equal bit for bit" in found
     assert not any(line.startswith("mirage_jax.search") for line in found)
 
 

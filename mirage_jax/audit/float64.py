@@ -173,11 +173,13 @@ def _terms(eqn: FlatEqn, xs: list[Array], sizes: Mapping[int, Array]) -> Array:
     """Add up the sizes of a linear result's terms. An operand that is a sum of products counts with all of its terms.
 
     ``sum_j (sum_i a_i b_ij) c_j`` may be computed as one sum over i and j. Where the inner sums cancel, that is off by
-    eps of terms which are far larger than all numbers of the program.
+    eps of terms which are far larger than all numbers of the program. A quotient is linear in what it divides.
     """
     found = [
         np.abs(x) if isinstance(a, Literal) else sizes.get(a, np.abs(x)) for a, x in zip(eqn.inputs, xs, strict=True)
     ]
+    if eqn.primitive == "div":
+        found[1] = np.abs(xs[1])
     return _apply(eqn, found, None)[0]
 
 
@@ -517,7 +519,7 @@ STRUCTURAL: dict[str, Structural] = {
 }
 
 
-LINEAR = PRODUCT_PRIMITIVES | {"reduce_sum", "mul", "neg", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
+LINEAR = PRODUCT_PRIMITIVES | {"reduce_sum", "mul", "div", "neg", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
 PRODUCTS = PRODUCT_PRIMITIVES | {"mul", "div", "integer_pow", "square"}
 ROUNDED = PRODUCT_PRIMITIVES | {"scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"}
 EXACT = (STRUCTURAL.keys() - ROUNDED) | SCOPES.keys()

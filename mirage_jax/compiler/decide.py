@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -168,7 +169,7 @@ class Decider:
             likely = _not_measured(session, finalists)
             fastest = list(islice(likely, len(finalists)))
             base = replace(base, variants=tuple(Variant.of(w.graph, w.schedule) for w in fastest))
-            decision = self.accepted(session, base, chain(fastest, likely))
+            decision = self.accepted(session, base, _in_time(chain(fastest, likely), self.options.budget.seconds))
             if decision.winner is None:
                 return decision  # not stored: other candidates are measured
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
@@ -375,6 +376,18 @@ def _not_measured(session: TuningSession, finalists: Sequence[Candidate]) -> Ite
     yield from (winner(c, first) for c in finalists)
     differing = [(c, tuning.precisions(c, session.precisions)) for c in finalists]  # writes kernels: if all are refused
     yield from (winner(c, precise) for precise in others for c, own in differing if precise in own)
+
+
+def _in_time(winners: Iterable[Winner], seconds: float) -> Iterator[Winner]:
+    """The first winner, which everything is compiled for, and the others for so long."""
+    until = math.inf
+    for n, winner in enumerate(winners):
+        if n == 1:
+            until = time.monotonic() + seconds
+        elif time.monotonic() > until:
+            log.info("%d candidates took all of the %g s of the budget", n, seconds)
+            return
+        yield winner
 
 
 def _all_refused(session: TuningSession, base: Decision) -> WhyNot:

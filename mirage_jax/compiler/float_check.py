@@ -35,6 +35,7 @@ from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Op, Precision
 from mirage_jax.mugraph.operators import COMPARISONS
+from mirage_jax.mugraph.passes.sentinels import MASKING
 from mirage_jax.verify.floats import gate, input_classes, range_edges
 from mirage_jax.verify.floats.noise import HALF_UNIT, SAMPLES, TF32_UNIT, noisy
 from mirage_jax.verify.gate import Verdict
@@ -50,7 +51,6 @@ NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are 
 SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslogs"})  # of logits
 CHOICES = frozenset({"where", "mask"})
 LARGE = 8.0  # a factor that puts ordinary numbers above 1
-HUGE = 2.0**10  # a factor that makes a mask of an input; a constant beyond it masks
 COPIES = 8  # of all results in float64, that the device holds at a time
 LARGE_BYTES = 4e9  # of all copies, from which on noise that is not looked at is let go
 IN_FLOAT64 = {"xla_disable_hlo_passes": "triton-softmax-rewriter"}  # its tiles of float64 compile for half a minute
@@ -270,7 +270,7 @@ class Accuracy:
         self, r: Any, x: Any, c: Any, noise: Any, written: Any, has_masks: bool = False, **rules: Any
     ) -> list[str]:
         """What is wrong with one result; with what it masks left out, too, if it `has_masks`."""
-        sizes = (math.inf, gate.MASKING) if has_masks else (math.inf,)
+        sizes = (math.inf, MASKING) if has_masks else (math.inf,)
         own = partial(gate.float_gate, r, x, c, noise=noise, written=written, unit=self.unit, **rules)
         return [reason for below in sizes for reason in own(below=below).reasons]
 
@@ -719,7 +719,7 @@ def switches(region: Region) -> list[int]:
         if isinstance(k, Library) and k.op.op in ("affine", "add"):
             factors = ("scale",) if k.op.op == "affine" else ("ca", "cb")
             pairs = zip(_operands(k), factors, strict=True)
-            found |= {tensor for tensor, factor in pairs if abs(k.op.number(factor)) > HUGE}
+            found |= {tensor for tensor, factor in pairs if abs(k.op.number(factor)) > MASKING}
     return [i for i, b in enumerate(region.inputs) if not tensors.intersection(found).isdisjoint(b.tensors)]
 
 
@@ -804,7 +804,7 @@ def _logits(k: Library, operators: Mapping[str, Library]) -> list[str]:
 
 def _is_ordinary(k: Library | None) -> bool:
     """Whether an operator is a constant that masks nothing."""
-    return k is not None and k.op.op == "const" and abs(k.op.number("value")) <= HUGE
+    return k is not None and k.op.op == "const" and abs(k.op.number("value")) <= MASKING
 
 
 def _operands(k: Library) -> list[str]:

@@ -522,6 +522,20 @@ def test_what_cancels_in_a_product_of_16_bits_is_noise() -> None:
     assert errors("float32")[1] < 1e-4
 
 
+def test_a_quotient_is_linear_in_what_it_divides() -> None:
+    """A product that cancels, over its own size: as one sum over both products it has errors of far larger terms."""
+    x, w, v = np.array([[1e6, -1e6]]), np.array([[1.0], [1.001]]), np.ones((1, 1))
+
+    def f(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        t = x @ w
+        return (t / (1 + jnp.abs(t))) @ v
+
+    args = [a.astype("f4") for a in (x, w, v)]
+    jaxpr = jax.make_jaxpr(f)(*args)
+    (noise,) = float64.spread(jaxpr, args, float64.evaluate(jaxpr, args), differential.SAMPLES, 0)
+    assert 1e-5 < noise.max() < 1e-2
+
+
 def test_sums_that_cancel_within_sums_are_noise() -> None:
     """All of a row is the same inner sum, which cancels. As one sum over both, elements have errors of their own."""
     a, b = jnp.full((1, 3), 1 / 3, jnp.float32), jnp.asarray([[7], [-4], [-3]], jnp.float32)

@@ -3,6 +3,7 @@
 import json
 import random
 
+from mirage_jax import seals
 from mirage_jax.audit import cache_entries, campaigns, crowds, faults, interrupts
 from mirage_jax.audit.stress import CASES, Stress, Tally
 from mirage_jax.cli import OK, USAGE, main
@@ -29,6 +30,13 @@ def test_changed_entries_that_nobody_checks_are_wrong(monkeypatch) -> None:
     monkeypatch.setattr(stored, "GATES_FOR_STORED", ())
     result = cache_entries.campaign(120, 1)
     assert any(row.wrong for row in result.table_rows) and not result.passed
+
+
+def test_an_edited_entry_does_not_say_that_it_passed_here(monkeypatch) -> None:
+    """Whatever seal a file has, one that was changed and passes for this user's own is found."""
+    monkeypatch.setattr(seals.SealKey, "verify", lambda *_: seals.Seal.MADE)
+    result = cache_entries.campaign(40, 2)
+    assert "it says that it passed here" in str(result.details())
 
 
 def test_faults_of_file_systems() -> None:

@@ -132,6 +132,12 @@ def test_heuristic_is_not_measured(_wins) -> None:
     assert decided(mirage_jax.optimize(chain, on_miss="fallback")).winner is None  # it was not stored
 
 
+def test_candidates_that_are_not_measured_are_tried_for_the_budget() -> None:
+    """The first one may take long. A large region has some 20 more."""
+    assert list(decide._in_time([1, 2, 3, 4], 1e-9)) == [1, 2]
+    assert list(decide._in_time([1, 2, 3, 4], 60)) == [1, 2, 3, 4]
+
+
 def test_fallback_and_error() -> None:
     f = mirage_jax.optimize(chain, on_miss="fallback")
     assert "on_miss='fallback'" in decided(f).why

@@ -32,6 +32,7 @@ from functools import partial
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, KernelSchedule, Op, carried
 
 HIGHEST_SENTINEL = -10_000  # masks are written with numbers from here down
+MASKING = 2.0**10  # a number beyond masks values of ordinary size: a sentinel, or a switch times a huge factor
 LARGEST_SHIFT = Fraction(2**25)  # beyond it an fma may make exponentials larger than 1 (`lower.triton.ops.softmax`)
 SHORT_STEP = 16  # elements of the loop's axis
 VANISHING_EXPONENT = -1_000  # exp of this or less is zero in every type of floats

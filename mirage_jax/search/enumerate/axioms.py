@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, origin
 from mirage_jax.mugraph.operators import ACCUMULATORS, TRUTHS, OpDef, operator
+from mirage_jax.mugraph.passes.sentinels import MASKING
 from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term, is_multiple
 
 MAX_NAMINGS = 64  # of the bound axes of a value's terms, in all: a value of more keeps its own names
-HUGE = 2**10  # a coefficient beyond it makes a mask of a value
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
 
 
@@ -188,7 +188,7 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
         return
     q, c, offset = e.affine_parts(p)
     if q != p:
-        if abs(offset) > HUGE and (parts := _by_size(e, p)):
+        if abs(offset) > MASKING and (parts := _by_size(e, p)):
             yield _step("add", parts)
             return
         yield _step("affine", (q,), scale=c, offset=offset)
@@ -202,7 +202,7 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
 
 def _by_size(e: Expressions, p: Poly) -> tuple[Poly, ...]:
     """A sum in two: the constant and terms with a huge coefficient, and the others. Nothing if there are none."""
-    huge, others = ([(t, c) for t, c in e.poly(p) if (abs(c) > HUGE) == is_huge] for is_huge in (True, False))
+    huge, others = ([(t, c) for t, c in e.poly(p) if (abs(c) > MASKING) == is_huge] for is_huge in (True, False))
     return (e.make_poly(huge), e.make_poly(others)) if len(huge) > 1 and others else ()
 
 

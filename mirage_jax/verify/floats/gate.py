@@ -49,6 +49,7 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.mugraph.dtypes import is_float
+from mirage_jax.mugraph.passes.sentinels import MASKING
 from mirage_jax.verify.floats.comparison import Compared, OnDevice, is_numpy, on, on_the_brink
 
 type Array = np.ndarray
@@ -135,7 +136,6 @@ def _ratio(have: float, most: float) -> float:
     return np.inf if have else 0.0
 
 
-MASKING = 2.0**10  # a number beyond masks, on inputs of ordinary size: a sentinel, or a switch times a huge factor
 LATE = 2.0**64  # numbers of float32 and bfloat16 beyond are near the end of the range: another order may overflow there
 ROUNDING = {
     2: 0.1,

@@ -16,7 +16,7 @@ from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
 from mirage_jax.mugraph.domains.floats import random_integers
 from mirage_jax.mugraph.dtypes import is_float
-from mirage_jax.verify.floats.gate import MASKING
+from mirage_jax.mugraph.passes.sentinels import MASKING
 
 type Array = np.ndarray
 type Spec = tuple[tuple[int, ...], Any]  # shape, dtype
