@@ -119,10 +119,14 @@ class SavedVerdicts:
         return json.dumps(asdict(self) | {"totals": self.totals}, indent=1, sort_keys=True) + "\n"
 
 
-def examine(file: Path, program: str, fn: Fn) -> SavedVerdicts:
-    """Judge every graph of `file` against `fn`. Raises `UsageError` if the file is malformed or does not fit `fn`."""
+def examine(file: Path, program: str, fn: Fn, data_types: str | None = None) -> SavedVerdicts:
+    """Judge every graph of `file` against `fn`. `data_types` as in `read_mirage_json`.
+
+    Raises:
+        UsageError: the file is malformed, does not fit `fn`, or does not tell its types.
+    """
     try:
-        graphs = read_mirage_json(file.read_text())
+        graphs = read_mirage_json(file.read_text(), data_types)
         return SavedVerdicts(file.name, program, tuple(judge(graphs, fn)))
     except (ParseError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: {error}") from None

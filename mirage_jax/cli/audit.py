@@ -16,6 +16,7 @@ from mirage_jax.audit.sources import Source, sources
 from mirage_jax.cli.options import OK, PROBLEM, check_at_least, check_file, load_function, write
 from mirage_jax.config import unknown
 from mirage_jax.errors import UsageError
+from mirage_jax.mirage_import.file import DATA_TYPES
 
 type Command = Callable[[Namespace, Console, Console], int]
 
@@ -131,6 +132,9 @@ def add_verify(parser: ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="a JSON file of saved muGraphs")
     names = f"{', '.join(saved.PROGRAMS)} (as Mirage's benchmark defines them), or module:function"
     parser.add_argument("--program", required=True, metavar="NAME", help=f"what they should compute: {names}")
+    parser.add_argument(
+        "--data-types", choices=DATA_TYPES, help="the version of Mirage that wrote the file, where it does not tell"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts, with the graphs as text")
     parser.set_defaults(run=verify)
 
@@ -143,7 +147,7 @@ def verify(args: Namespace, out: Console, err: Console) -> int:
         function = load_function(args.program)
     else:
         raise UsageError(f"--program: {unknown('program', args.program, saved.PROGRAMS)}, or module:function")
-    verdicts = saved.examine(args.file, args.program, function)
+    verdicts = saved.examine(args.file, args.program, function, args.data_types)
     out.print(verdicts.table())
     if args.json is not None:
         args.json.write_text(verdicts.to_json())

@@ -5,23 +5,36 @@ the same shape. `mirage_import.graphs` gives operators their meaning.
 
 The file repeats a tensor wherever it is used; its `guid` tells tensors apart. Layouts, strides and places in shared
 memory tell only where elements lie: they are not read.
+
+Mirage has numbered its types in three ways (`DATA_TYPES`). Most files show which one they use by the numbers in them.
+For the others the caller says it.
+
+Early versions saved checkpoints of a search: objects with the graphs found so far. These do not mark their outputs,
+which are the tensors that nothing reads, nor their accumulators: a block sums over its loop as it stores.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from mirage_jax.errors import ParseError
+from mirage_jax.config import unknown
+from mirage_jax.errors import ParseError, UsageError
 
-DTYPES = {930: "f8", 935: "i8", 940: "bf16", 941: "f16", 945: "u16", 950: "f32", 960: "f64"}
+_WIDE = {930: "f8", 935: "i8", 950: "f32", 960: "f64"}
+DATA_TYPES: dict[str, Mapping[int, str]] = {  # by the versions that wrote them: number -> type
+    "early": {900: "i8", 910: "u16", 920: "bf16", 921: "f16", 930: "f32", 940: "f64"},
+    "evaluation": {**_WIDE, 940: "bf16", 941: "f16", 945: "u16"},
+    "mpk": {**_WIDE, 936: "u8", 940: "f16", 941: "bf16", 946: "u16", 955: "i32"},
+}
 MAX_DIMS = 4
 _OP_TYPE = re.compile(r"(kn|tb)_(\w+)_op")
 
 type Json = dict[str, Json] | list[Json] | str | float | bool | None
+type Source = str | list[Any] | dict[str, Any]  # text, or parsed JSON
 type Triple = tuple[int, int, int]  # by x, y and z of the grid
 NOWHERE: Triple = (-1, -1, -1)
 
@@ -74,14 +87,26 @@ class SavedGraph:
         return tuple(op.inputs[0] for op in self.ops if op.kind == "output")
 
 
-def read_mirage_json(source: str | list[Json]) -> list[SavedGraph]:
-    """Read the graphs of a file, or its one graph. Raises `ParseError` with the place of a mistake."""
+def read_mirage_json(source: Source, data_types: str | None = None) -> list[SavedGraph]:
+    """Read the graphs of a file, a checkpoint of a search, or one graph.
+
+    Args:
+        source: the text, or parsed JSON.
+        data_types: whose numbers of types the file has, a key of `DATA_TYPES`. None means that the file tells.
+
+    Raises:
+        ParseError: with the place of a mistake, or the file does not tell its types.
+        UsageError: there are no such `data_types`.
+    """
     if isinstance(source, str):
         try:
             source = json.loads(source)
         except (ValueError, RecursionError) as error:
             raise ParseError(f"not JSON: {error}") from None
-    top = _Node(source, "the file")
+    is_checkpoint = isinstance(source, dict)
+    top = _Node(source, "the file", _types(_numbers(source), data_types), is_checkpoint)
+    if is_checkpoint:
+        top = top["generated_graphs"]
     items = top.items()
     if not items:
         top.fail("at least one graph")
@@ -90,12 +115,47 @@ def read_mirage_json(source: str | list[Json]) -> list[SavedGraph]:
     return [_graph(node.called(f"graph {n}"), n) for n, node in enumerate(items)]
 
 
+def _numbers(value: Json) -> set[int]:
+    """The numbers of types in a file."""
+    found: set[int] = set()
+    todo = [value]
+    while todo:
+        match todo.pop():
+            case list() as values:
+                todo += values
+            case dict() as fields:
+                if isinstance(number := fields.get("data_type"), int):
+                    found.add(number)
+                todo += fields.values()
+            case _:
+                pass
+    return found
+
+
+def _types(numbers: set[int], data_types: str | None) -> Mapping[int, str]:
+    """What the numbers of a file mean. Raises `ParseError` if that depends on the version that wrote it."""
+    if data_types is not None:
+        if data_types not in DATA_TYPES:
+            raise UsageError(unknown("data_types", data_types, DATA_TYPES))
+        return DATA_TYPES[data_types]
+    possible = {name: types for name, types in DATA_TYPES.items() if numbers <= types.keys()}
+    for number in sorted(numbers):
+        meanings = {name: types[number] for name, types in possible.items()}
+        if len(set(meanings.values())) > 1:
+            found = ", ".join(f"{means} ({name})" for name, means in meanings.items())
+            raise ParseError(f"data type {number} is {found}; the file does not say which: name data_types")
+    # The one whose numbers they are; else reading finds the place of the first number that is unknown.
+    return next(iter(possible.values()), max(DATA_TYPES.values(), key=lambda types: len(numbers & types.keys())))
+
+
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A value of the file and where it stands."""
+    """A value of the file and where it stands. `types`: what its numbers of types mean."""
 
     value: Json
     where: str
+    types: Mapping[int, str]
+    in_checkpoint: bool = False
 
     def fail(self, expected: str) -> NoReturn:
         """Raise a `ParseError` that shows the value."""
@@ -111,12 +171,12 @@ class _Node:
         fields = self.value if isinstance(self.value, dict) else self.fail("an object")
         if key not in fields:
             raise ParseError(f"{self.where}: no {key!r}; it has {', '.join(map(repr, sorted(fields))) or 'nothing'}")
-        return _Node(fields[key], f"{self.where}, {key}")
+        return replace(self, value=fields[key], where=f"{self.where}, {key}")
 
     def items(self) -> list[_Node]:
         """Elements of an array."""
         values = self.value if isinstance(self.value, list) else self.fail("an array")
-        return [_Node(v, f"{self.where}[{n}]") for n, v in enumerate(values)]
+        return [replace(self, value=v, where=f"{self.where}[{n}]") for n, v in enumerate(values)]
 
     def integer(self, low: int, high: int | None = None) -> int:
         """An integer within bounds."""
@@ -145,10 +205,10 @@ def _tensor(node: _Node, shared: bool = False) -> SavedTensor:
     if len(dims) < rank:
         node["dim"].fail(f"at least {rank} numbers")
     dtype = node["data_type"].integer(0)
-    if dtype not in DTYPES:
-        node["data_type"].fail(f"one of {', '.join(f'{k} ({v})' for k, v in DTYPES.items())}")
-    after = shared and node["after_accum"].boolean()
-    return SavedTensor(node["guid"].integer(0), tuple(d.integer(1) for d in dims[:rank]), DTYPES[dtype], after)
+    if dtype not in node.types:
+        node["data_type"].fail(f"one of {', '.join(f'{k} ({v})' for k, v in node.types.items())}")
+    after = shared and not node.in_checkpoint and node["after_accum"].boolean()
+    return SavedTensor(node["guid"].integer(0), tuple(d.integer(1) for d in dims[:rank]), node.types[dtype], after)
 
 
 class _Made:
@@ -201,11 +261,25 @@ def _graph(node: _Node, number: int) -> SavedGraph:
         block = _block(op["bgraph"], inputs, outputs) if kind == "customized" else None
         ops.append(SavedOp(kind, op.where, inputs, outputs, block))
         _count(ops[-1])
+    if node.in_checkpoint:
+        ops += [SavedOp("output", node.where, (t,), ()) for t in _unread(ops)]
     graph = SavedGraph(number, tuple(ops))
     for what, found in (("kn_input_op", graph.inputs), ("kn_output_op", graph.outputs)):
         if not found:
             raise ParseError(f"{node.where}: no {what}")
     return graph
+
+
+def _unread(ops: Sequence[SavedOp]) -> Iterator[SavedTensor]:
+    """Results that no operator reads."""
+    read = {t for op in ops for t in op.inputs}
+    return (t for op in ops if op.kind != "input" for t in op.outputs if t not in read)
+
+
+def _sums_as_it_stores(op: SavedOp) -> list[SavedOp]:
+    """An output of a block in a checkpoint: the accumulator that it is, and the output."""
+    total = replace((op.outputs or op.inputs)[0], after_accum=True)
+    return [replace(op, kind="accum_nored", outputs=(total,)), replace(op, inputs=(total,), outputs=())]
 
 
 def _block(node: _Node, inputs: tuple[SavedTensor, ...], outputs: tuple[SavedTensor, ...]) -> SavedBlock:
@@ -216,6 +290,9 @@ def _block(node: _Node, inputs: tuple[SavedTensor, ...], outputs: tuple[SavedTen
         used = tuple(made.use(t, shared=True) for t in op["input_tensors"].items())
         new = tuple(made.make(t, shared=True) for t in op["output_tensors"].items())
         saved = SavedOp(kind, op.where, used, new)
+        if node.in_checkpoint and kind == "output":
+            total, saved = _sums_as_it_stores(saved)
+            ops.append(total)
         if kind == "input":
             device = _device(op, inputs, "an input")
             saved = replace(

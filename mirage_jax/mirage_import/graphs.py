@@ -22,13 +22,15 @@ Given a reference graph, the two are brought to common axes, so that they can be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from mirage_jax.errors import DifferentError, GraphError, ParseError, UnsupportedError
 from mirage_jax.mirage_import.assemble import DeviceTensor, KernelSketch, ProgramSketch, assemble, letters
 from mirage_jax.mirage_import.factors import Dim, Dims, Factors
-from mirage_jax.mirage_import.file import Json, SavedBlock, SavedGraph, SavedOp, SavedTensor, read_mirage_json
+from mirage_jax.mirage_import.file import SavedBlock, SavedGraph, SavedOp, SavedTensor, Source, read_mirage_json
 from mirage_jax.mirage_import.rules import ImportedValue, Sketch, apply, require_shape
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.dtypes import FLOATS
@@ -54,10 +56,20 @@ class RefusedGraph:
     reason: str
 
 
-def from_mirage_json(source: str | list[Json]) -> list[Imported | RefusedGraph]:
-    """Read the graphs of a file. Raises `ParseError` if it is malformed."""
+def from_mirage_json(source: Source, data_types: str | None = None) -> list[Imported | RefusedGraph]:
+    """Read the graphs of a file, or of a checkpoint of a search.
+
+    Args:
+        source: the text, or parsed JSON.
+        data_types: whose numbers of types the file has: "early", "evaluation" (of Mirage's branch of this name) or
+            "mpk". None means that the file tells by those that it has.
+
+    Raises:
+        ParseError: it is malformed, or does not tell its types.
+        UsageError: there are no such `data_types`.
+    """
     out: list[Imported | RefusedGraph] = []
-    for saved in read_mirage_json(source):
+    for saved in read_mirage_json(source, data_types):
         try:
             out.append(import_graph(saved))
         except UnsupportedError as error:
@@ -73,7 +85,7 @@ def import_graph(saved: SavedGraph, reference: KernelGraph | None = None) -> Imp
     """
     names = _interface(saved) if reference is None else _interface_of(reference, saved)
     translation = _Translation(saved, names, reference)
-    for op in saved.ops:
+    for op in with_concats_multiplied(saved.ops):
         translation.run(op)
     if reference is not None:
         translation.tie_outputs(reference)
@@ -85,6 +97,24 @@ def import_graph(saved: SavedGraph, reference: KernelGraph | None = None) -> Imp
         raise UnsupportedError(f"graph {saved.number}: {error}") from None
     same = graph if reference is None else divide_axes(reference, parts, graph.sizes)
     return Imported(saved.number, graph, schedule, same)
+
+
+def with_concats_multiplied(ops: Sequence[SavedOp]) -> list[SavedOp]:
+    """Operators of one level, in which a product of two concatenations along the axis that it sums is one operator."""
+    made_by = {t: op for op in ops for t in op.outputs}
+    out = [_of_parts(op, made_by) if op.kind == "matmul" and len(op.inputs) == 2 else op for op in ops]
+    read = {t for op in out for t in op.inputs}
+    return [op for op in out if not re.fullmatch(r"concat_\d", op.kind) or not read.isdisjoint(op.outputs)]
+
+
+def _of_parts(matmul: SavedOp, made_by: Mapping[SavedTensor, SavedOp]) -> SavedOp:
+    """The sum of the products of the parts, if both operands are concatenations whose parts fit."""
+    x, y = matmul.inputs
+    left, right = (made_by.get(t, matmul) for t in (x, y))
+    if (left.kind, right.kind) != (f"concat_{len(x.shape) - 1}", f"concat_{len(y.shape) - 2}"):
+        return matmul
+    fit = [t.shape[-1] for t in left.inputs] == [t.shape[-2] for t in right.inputs]
+    return replace(matmul, kind="concat_then_matmul", inputs=(*left.inputs, *right.inputs)) if fit else matmul
 
 
 type Names = tuple[tuple[tuple[tuple[Axis, int], ...], ...], ...]  # by input and dimension: axes with their extents
@@ -169,7 +199,7 @@ class _Translation:
         sketch = Sketch(self.factors, loop, block.forloop_range)
         kernel = KernelSketch(f"k{len(self.program.kernels)}", sketch, tuple(map(self.factors.dim, block.grid)))
         values: dict[int, ImportedValue] = {}
-        for inner in block.ops:
+        for inner in with_concats_multiplied(block.ops):
             if inner.kind == "input" and inner.device is not None:
                 value = self._load(kernel, inner, self.devices[inner.device.guid], inner.outputs[0].shape)
             elif inner.kind == "output" and inner.device is not None:

@@ -215,7 +215,7 @@ REFUSED = {  # pattern of kinds -> why there is no rule
     r"clamp": "its bounds are not in the file",
     r"mul_scalar": "its scalar is not in the file",
     r"pow": "powers with a tensor as exponent cannot be written in a muGraph here",
-    r"concat(_\d)?|split(_\d)?|chunk(_\d)?": "concatenations and slices cannot be written in a muGraph here",
+    r"concat(_\d)?|split(_\d)?|chunk(_\d)?": "slices, and concatenations that no product sums, cannot be written here",
     r"reduction_\d_max": "a running maximum with its difference cannot be written in a muGraph here",
     r"accum_(max|\w+_rescale)": "accumulators of an online softmax are not read",
     r"allreduce|alltoall": "muGraphs here are of one device",

@@ -17,6 +17,7 @@ from mirage_jax.mirage_import.file import read_mirage_json
 from mirage_jax.mugraph.parser import parse
 
 DATA = Path(__file__).parent.parent / "data" / "mirage"
+EVALUATION = ("--data-types", "evaluation")
 
 
 def verdicts(graph: list[Json], program: str) -> list[Kind]:
@@ -32,11 +33,27 @@ def verdicts(graph: list[Json], program: str) -> list[Kind]:
     ],
 )
 def test_saved_graphs(file: str, program: str, kind: Kind, count: int) -> None:
-    found = examine(DATA / f"{file}.json", program, PROGRAMS[program]).verdicts
+    found = examine(DATA / f"{file}.json", program, PROGRAMS[program], "evaluation").verdicts
     assert [v.kind for v in found] == [kind] * count
     assert all(v.bound is not None and v.bound <= 1e-12 for v in found if v.kind is Kind.CERTIFIED)
     for v in found:
         assert v.graph is not None and str(parse(v.graph)) == v.graph
+
+
+@pytest.mark.parametrize(
+    ("file", "program", "count"),
+    [
+        ("lora", "lora", 4),
+        ("single_lora", "lora", 1),
+        ("single_gated_mlp", "gated_mlp", 1),
+        ("single_mqa_bs1", "mqa", 1),
+    ],
+)
+def test_saved_graphs_of_the_branch_mpk(file: str, program: str, count: int) -> None:
+    """They say themselves that they are float16."""
+    found = examine(DATA.with_name("mirage-mpk") / f"{file}.json", program, PROGRAMS[program]).verdicts
+    assert [v.kind for v in found] == [Kind.CERTIFIED] * count
+    assert all(v.bound is not None and v.bound <= 1e-12 for v in found)
 
 
 def test_split_attention_is_right() -> None:
@@ -106,7 +123,7 @@ def test_programs_of_predefined_operators(program: str) -> None:
 
 def test_what_is_added_under_the_root_counts() -> None:
     """The benchmark's own RMS norm adds 1e-6; the peer's does not."""
-    (first, *_) = judge(read_mirage_json((DATA / "rmsnorm_bs1.json").read_text()), programs.rmsnorm)
+    (first, *_) = judge(read_mirage_json((DATA / "rmsnorm_bs1.json").read_text(), "evaluation"), programs.rmsnorm)
     assert first.kind is Kind.DIFFERENT
 
 
@@ -138,7 +155,7 @@ def test_refused_with_a_reason() -> None:
 )
 def test_programs_that_do_not_fit(fn, message: str) -> None:
     with pytest.raises(UsageError) as error:
-        examine(DATA / "lora.json", "it", fn)
+        examine(DATA / "lora.json", "it", fn, "evaluation")
     assert message in str(error.value)
 
 
@@ -147,7 +164,9 @@ def test_programs_that_do_not_fit(fn, message: str) -> None:
 
 def test_command(capsys, tmp_path) -> None:
     out = tmp_path / "verdicts.json"
-    code = cli.main(["verify", str(DATA / "qknorm_gqa_bs1.json"), "--program", "qknorm_gqa", "--json", str(out)])
+    code = cli.main(
+        ["verify", str(DATA / "qknorm_gqa_bs1.json"), "--program", "qknorm_gqa", "--json", str(out), *EVALUATION]
+    )
     text = capsys.readouterr().out
     assert code == cli.PROBLEM
     assert "3 graphs: 0 certified, 3 different, 0 refused" in text and "differs in" in text
@@ -157,7 +176,7 @@ def test_command(capsys, tmp_path) -> None:
 
 def test_command_certifies(capsys) -> None:
     function = "mirage_jax.bench.programs:lora"
-    assert cli.main(["verify", str(DATA / "lora.json"), "--program", function]) == cli.OK
+    assert cli.main(["verify", str(DATA / "lora.json"), "--program", function, *EVALUATION]) == cli.OK
     assert "4 graphs: 4 certified" in capsys.readouterr().out
 
 
@@ -176,6 +195,11 @@ def test_command_with_bad_input(text: str, program: str, message: str, capsys, t
     file.write_text(text)
     assert cli.main(["verify", str(file), "--program", program]) == cli.USAGE
     assert message in capsys.readouterr().err
+
+
+def test_command_asks_for_data_types(capsys) -> None:
+    assert cli.main(["verify", str(DATA / "lora.json"), "--program", "lora"]) == cli.USAGE
+    assert "lora.json: data type 941 is f16 (evaluation), bf16 (mpk)" in capsys.readouterr().err
 
 
 def test_command_without_a_file(capsys, tmp_path) -> None:

@@ -4,6 +4,7 @@
 with the package, so that what the importer makes of a file can be held against it.
 """
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -37,6 +38,8 @@ def apply(kind: str, xs: list[np.ndarray], dimx: int) -> np.ndarray:
         return BINARY[kind](*xs)
     if kind == "rms_norm":
         return xs[0] / np.sqrt(np.mean(xs[0] ** 2, axis=-1, keepdims=True))
+    if kind.startswith("concat_") and kind[7:].isdigit():
+        return np.concatenate(xs, int(kind[7:]))
     if kind == "concat_then_matmul":
         return np.concatenate(xs[:2], -1) @ np.concatenate(xs[2:], -2)
     axis = int(kind.removeprefix("reduction_")[0])
@@ -145,7 +148,7 @@ class Writer:
 
     def tensor(self, shape: tuple[int, ...], after: bool | None = None) -> Json:
         dims = [*shape, 0, 0, 0, 0][:4]
-        out = {"guid": next(self.guids), "num_dims": len(shape), "dim": dims, "data_type": 941, "layout": "RowMajor"}
+        out = {"guid": next(self.guids), "num_dims": len(shape), "dim": dims, "data_type": 921, "layout": "RowMajor"}
         return out if after is None else out | {"after_accum": after, "smem_offset": 0}
 
     def input(self, *shape: int) -> Json:
@@ -227,6 +230,26 @@ class BlockWriter:
 
     def _add(self, op_type: str, inputs: list[Json], outputs: list[Json], **rest: Any) -> None:
         self.ops.append({"op_type": op_type, "input_tensors": inputs, "output_tensors": outputs, **rest})
+
+
+def checkpoint(*graphs: list[Json]) -> Json:
+    """A checkpoint of a search, as early versions saved it: outputs and sums over loops are not marked."""
+
+    def early(x: Any) -> Any:
+        if isinstance(x, list):
+            return [early(y) for y in x]
+        return {k: early(y) for k, y in x.items() if k != "after_accum"} if isinstance(x, dict) else x
+
+    found = [[op for op in copy.deepcopy(graph) if op["op_type"] != "kn_output_op"] for graph in graphs]
+    for block in (op["bgraph"] for graph in found for op in graph if "bgraph" in op):
+        sums = {op["output_tensors"][0]["guid"]: op for op in block["operators"] if "accum" in op["op_type"]}
+        block["operators"] = [op for op in block["operators"] if "accum" not in op["op_type"]]
+        for op in block["operators"]:
+            if op["op_type"] == "tb_output_op":
+                total = sums[op["input_tensors"][0]["guid"]]
+                assert total["op_type"] == "tb_forloop_accum_nored_op"
+                op["input_tensors"], op["output_tensors"] = total["input_tensors"], total["output_tensors"]
+    return {"computation_graph": [], "generated_graphs": early(found), "callstack": []}
 
 
 def split_attention(heads: int, queries: int, d: int, keys: int, parts: int, steps: int) -> Writer:

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from mirage_import import mirage
 from mirage_import.mirage import Json, Writer, split_attention
 
-from mirage_jax.errors import ParseError
+from mirage_jax.errors import ParseError, UsageError
+from mirage_jax.mirage_import.file import NOWHERE
 from mirage_jax.mirage_import.graphs import Imported, RefusedGraph, from_mirage_json
 from mirage_jax.mugraph.evaluate import run
 
 DATA = Path(__file__).parent.parent / "data" / "mirage"
 
 
-def imported(graph: list[Json]) -> Imported:
-    (only,) = from_mirage_json([graph])
+def imported(graph: list[Json], data_types: str | None = None) -> Imported:
+    (only,) = from_mirage_json([graph], data_types)
     assert isinstance(only, Imported), only
     return only
 
@@ -59,7 +60,7 @@ def shrunk(graph: list[Json], sizes: dict[int, int]) -> list[Json]:
 @pytest.mark.parametrize("name", ["lora", "qknorm_gqa_bs1"])
 def test_saved_graphs(name: str) -> None:
     graphs = json.loads((DATA / f"{name}.json").read_text())
-    for graph, found in zip(graphs, from_mirage_json(graphs), strict=True):
+    for graph, found in zip(graphs, from_mirage_json(graphs, "evaluation"), strict=True):
         assert isinstance(found, Imported)
         compare(graph, found)
 
@@ -67,13 +68,13 @@ def test_saved_graphs(name: str) -> None:
 def test_saved_rms_norms() -> None:
     """Two columns per block and two rows per step are enough."""
     graphs = json.loads((DATA / "rmsnorm_bs1.json").read_text())
-    assert all(isinstance(g, Imported) for g in from_mirage_json(graphs))
+    assert all(isinstance(g, Imported) for g in from_mirage_json(graphs, "evaluation"))
     for graph in (graphs[n] for n in (3, 10, 14, 17)):
         block = graph[2]["bgraph"]
         grid, steps = block["grid_dim"]["x"], block["forloop_range"]
         small = {4096: 2 * steps, 4096 // steps: 2, 6144: 2 * grid, 6144 // grid: 2}
         small = shrunk(graph, small)
-        compare(small, imported(small), scheduled=grid * steps <= 1024)
+        compare(small, imported(small, "evaluation"), scheduled=grid * steps <= 1024)
 
 
 @pytest.mark.parametrize(("parts", "steps"), [(2, 1), (4, 3), (1, 2)])
@@ -264,7 +265,8 @@ MALFORMED = {
     "no graphs": ("[]", "the file: expected at least one graph, found []"),
     "not JSON": ("[[{]", "not JSON: "),
     "too deep": ("[" * 100_000, "not JSON: "),
-    "not an array": ('{"graphs": 1}', "the file: expected an array"),
+    "not an array": ("1", "the file: expected an array"),
+    "not a checkpoint": ('{"graphs": 1}', "the file: no 'generated_graphs'; it has 'graphs'"),
     "not an operator": ("[[1]]", "graph 0[0]: expected an object, found 1"),
     "no operators": ("[[]]", "graph 0: no kn_input_op"),
 }
@@ -335,19 +337,97 @@ def test_malformed_graphs(name: str) -> None:
     change, message = CHANGED[name]
     change(graphs[0])
     with pytest.raises(ParseError) as error:
-        from_mirage_json(graphs)
+        from_mirage_json(graphs, "evaluation")
     assert message in str(error.value)
 
 
 def test_one_graph_by_itself() -> None:
     graphs = json.loads((DATA / "lora.json").read_text())
-    assert from_mirage_json(graphs[0]) == from_mirage_json(graphs[:1])
+    assert from_mirage_json(graphs[0], "evaluation") == from_mirage_json(graphs[:1], "evaluation")
 
 
 def test_names_of_accumulators_in_older_files() -> None:
     text = (DATA / "rmsnorm_bs1.json").read_text()
     assert "tb_forloop_accum_" in text
-    assert from_mirage_json(text.replace("tb_forloop_accum_", "tb_accum_")) == from_mirage_json(text)
+    found = from_mirage_json(text.replace("tb_forloop_accum_", "tb_accum_"), "evaluation")
+    assert found == from_mirage_json(text, "evaluation")
+
+
+# --- versions of Mirage
+
+
+def test_numbers_of_types_that_say_which_they_are() -> None:
+    w = Writer()
+    w.output(w.op("matmul", w.input(4, 6), w.input(6, 8)))
+    for number, dtype in ((921, "f16"), (920, "bf16"), (950, "f32")):
+        text = json.dumps([w.graph]).replace('"data_type": 921', f'"data_type": {number}')
+        (found,) = from_mirage_json(text)
+        assert isinstance(found, Imported) and {t.dtype for t in found.graph.inputs} == {dtype}
+
+
+@pytest.mark.parametrize("number", [930, 940, 941])
+def test_numbers_of_types_that_versions_share_are_asked_for(number: int) -> None:
+    w = Writer()
+    w.output(w.op("matmul", w.input(4, 6), w.input(6, 8)))
+    text = json.dumps([w.graph]).replace('"data_type": 921', f'"data_type": {number}')
+    with pytest.raises(ParseError, match=f"data type {number} is .*the file does not say which: name data_types"):
+        from_mirage_json(text)
+    if number == 941:
+        for name, dtype in (("evaluation", "f16"), ("mpk", "bf16")):
+            (found,) = from_mirage_json(text, name)
+            assert isinstance(found, Imported) and {t.dtype for t in found.graph.inputs} == {dtype}
+
+
+def test_one_number_tells_what_the_others_mean() -> None:
+    """940 is a type of 16 bits or of 64, but not beside 921."""
+    w = Writer()
+    w.output(w.op("matmul", w.input(4, 6), w.input(6, 8)))
+    w.graph[0]["output_tensors"][0]["data_type"] = 940  # the same object is the product's operand
+    (found,) = from_mirage_json([w.graph])
+    assert isinstance(found, Imported) and [t.dtype for t in found.graph.inputs] == ["f64", "f16"]
+
+
+def concatenated_lora(steps: int) -> list[Json]:
+    """x w + (x a) b as one product of concatenations, as in Mirage's `demo/checkpoint_lora.json`."""
+    w = Writer()
+    x, weights, a, b = w.input(4, 8), w.input(8, 16), w.input(8, 4), w.input(4, 16)
+    block = w.kernel((4, 1, 1), steps)
+    if steps == 1:
+        tiles = [block.load(x), block.load(weights, (1, -1, -1)), block.load(a), block.load(b, (1, -1, -1))]
+    else:  # each step has a part of the columns of `a` and of the rows of `x`; another program
+        tiles = [block.load(t, imap, fmap) for t, imap, fmap in zip(
+            (x, weights, a, b), [NOWHERE, (1, -1, -1)] * 2, (1, 0, 0, -1), strict=True
+        )]  # fmt: skip
+    left = block.op("concat_1", tiles[0], block.op("matmul", tiles[0], tiles[2]))
+    out = block.accum("nored", block.op("matmul", left, block.op("concat_0", tiles[1], tiles[3])))
+    block.store(out, (1, -1, -1))
+    block.done()
+    w.output(w.graph[-1]["output_tensors"][0])
+    return w.graph
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_checkpoints(steps: int) -> None:
+    """Outputs are what nobody reads, and a block stores its sum over the loop."""
+    plain = Writer()
+    plain.output(plain.op("add", plain.op("matmul", plain.input(4, 8), plain.input(8, 16)), plain.input(4, 16)))
+    graphs = [plain.graph, concatenated_lora(steps)]
+    for graph, found in zip(graphs, from_mirage_json(mirage.checkpoint(*graphs)), strict=True):
+        assert isinstance(found, Imported), found
+        compare(graph, found)
+
+
+def test_concatenations_that_no_product_sums() -> None:
+    w = Writer()
+    x, y = w.input(4, 8), w.input(4, 8)
+    w.output(w.op("concat_1", x, y))
+    (found,) = from_mirage_json([w.graph])
+    assert isinstance(found, RefusedGraph) and "concatenations that no product sums" in found.reason
+
+
+def test_data_types_that_do_not_exist() -> None:
+    with pytest.raises(UsageError, match=r"unknown data_types 'mkp'\. Did you mean 'mpk'"):
+        from_mirage_json([[]], "mkp")
 
 
 @settings(max_examples=50, deadline=None)
@@ -368,7 +448,7 @@ def test_no_damage_goes_unnoticed_or_crashes(data: st.DataObject) -> None:
     else:
         place[key] = damage
     try:
-        found = from_mirage_json(graphs)
+        found = from_mirage_json(graphs, "evaluation")
     except ParseError:
         return
     for x in found:
