@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax.bench import different, field_programs, whole_programs, zoo
-from mirage_jax.bench.models import bert, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
+from mirage_jax.bench.models import bert, bounds, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
 from mirage_jax.bench.models.layers import Sizes, WeightDraw, squared_error, unit
 from mirage_jax.config import unknown
 from mirage_jax.errors import UsageError
@@ -167,11 +167,19 @@ def _whole(small: bool) -> Iterator[ModelStep]:
     }
     for name, make in makers.items():
         yield ModelStep(name, *make(), layers=1, trains=True)
+    yield replace(_bounds("certified_training", jax.value_and_grad(bounds.loss, argnums=1), small), trains=True)
+
+
+def _bounds(name: str, fn: Callable[..., Any], small: bool) -> ModelStep:
+    """A function of bounds, which has no state."""
+    s = bounds.SMALL if small else bounds.PUBLISHED
+    return ModelStep(name, lambda state, batch: (state, fn(s, *batch)), lambda key: ((), bounds.draw(key, s)), s.layers)
 
 
 def _fields(small: bool) -> Iterator[ModelStep]:
     for name, fn, draw, trains in field_programs.steps(small):
         yield ModelStep(name, fn, draw, layers=1, trains=trains)
+    yield _bounds("certified_bounds", bounds.certified, small)
 
 
 def _zoo(small: bool) -> Iterator[ModelStep]:

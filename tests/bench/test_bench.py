@@ -94,7 +94,8 @@ def test_gradients_that_are_timed_as_a_whole(step) -> None:
     args = step.draw(jax.random.key(0))
     _, (loss, gradients) = jax.jit(step.fn)(*args)
     assert math.isfinite(loss)
-    assert [g.shape for g in gradients] == [x.shape for x in args[1][0]]
+    gradients = jax.tree.leaves(gradients)
+    assert [g.shape for g in gradients] == [x.shape for x in jax.tree.leaves(args[1][0])]
     assert all(float(jnp.abs(g).max()) > 0 for g in gradients)
 
 

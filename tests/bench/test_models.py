@@ -11,7 +11,7 @@ import pytest
 
 import mirage_jax
 from mirage_jax.bench import compile_suite, model_suite, steps
-from mirage_jax.bench.models import gpt2, llama, training
+from mirage_jax.bench.models import bounds, gpt2, llama, training
 from mirage_jax.bench.models.layers import apply_layers, rms_norm, stacked
 from mirage_jax.compiler import Compiler
 from mirage_jax.errors import UsageError
@@ -30,6 +30,42 @@ def test_decoding_continues_a_prompt() -> None:
     wanted, whole = jax.jit(partial(llama.prefill, TINY))(weights, prompt)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), cache, whole)
+
+
+def test_bounds_hold() -> None:
+    """Whatever words lie within the radius, no margin is below its bound; and at radius 0 they are equal."""
+    s = bounds.SMALL
+    weights, words, _, labels = bounds.draw(jax.random.key(0), s)
+    margins = jax.jit(partial(bounds.certified, s))
+    exact = margins(weights, words, jnp.zeros(()), labels)
+    for radius in (1e-3, 1e-2):
+        lowest = margins(weights, words, jnp.asarray(radius), labels)
+        assert lowest.shape == (s.batch, s.vocab) and bool(jnp.all(lowest <= exact + 1e-4))
+        for key in jax.random.split(jax.random.key(1), 8):
+            other = words + radius * jax.random.choice(key, jnp.array([-1.0, 1.0]), words.shape)
+            assert bool(jnp.all(lowest <= margins(weights, other, jnp.zeros(()), labels) + 1e-4))
+
+
+def test_bounds_without_a_radius_are_the_network() -> None:
+    """The same network without intervals."""
+    s = bounds.SMALL
+    weights, words, _, labels = bounds.draw(jax.random.key(2), s)
+    dense = lambda x, w: x @ w["w"] + w["b"]  # noqa: E731
+    x = words
+    for layer in weights["layers"]:
+        q, k, v = (dense(x, layer[name]).reshape(*x.shape[:2], s.heads, -1) for name in ("query", "key", "value"))
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) * s.head**-0.5)
+        x += dense(jnp.einsum("bhqk,bkhd->bqhd", p, v).reshape(x.shape), layer["out"])
+        x -= x.mean(-1, keepdims=True)
+        x += dense(jax.nn.relu(dense(x, layer["up"])), layer["down"])
+        x -= x.mean(-1, keepdims=True)
+    x = x.mean(1)
+    for layer in weights["mlp"][:-1]:
+        x = jax.nn.relu(dense(x, layer))
+    logits = dense(x, weights["mlp"][-1])
+    wanted = jnp.take_along_axis(logits, labels[:, None], axis=1) - logits
+    found = bounds.certified(s, weights, words, jnp.zeros(()), labels)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_training_lowers_the_loss() -> None:

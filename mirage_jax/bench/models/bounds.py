@@ -1,0 +1,149 @@
+"""Certified training of a small transformer: bounds on all that it may answer to perturbed words.
+
+Intervals go through the transformer's layers (Gowal et al., arXiv 1810.12715; for attention Shi et al., arXiv
+2002.06622), and a linear bound through the MLP that classifies (CROWN-IBP; Zhang et al., arXiv 1906.06316). Written as
+users of robustness tools write them. An interval is a pair of arrays: the lowest and the highest values.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+
+from mirage_jax.bench.models.layers import Sizes, WeightDraw, Weights, cross_entropy, join_heads, split_heads
+
+# Shi et al. verify texts of up to 32 words, and layers of this width. `vocab` counts the classes.
+PUBLISHED = Sizes(layers=3, width=256, heads=4, kv_heads=4, hidden=512, vocab=2, batch=64, length=32, dtype="float32")
+SMALL = Sizes(layers=1, width=16, heads=2, kv_heads=2, hidden=32, vocab=2, batch=2, length=8, dtype="float32")
+MLP_LAYERS = 3
+RADIUS = 1e-3
+LEAST_WIDTH = 1e-6  # of an interval that a ReLU's slope is the width's quotient of
+
+type Interval = tuple[jax.Array, jax.Array]
+
+
+@partial(jax.jit, static_argnums=1)
+def init(key: jax.Array, s: Sizes) -> Weights:
+    """Draw all weights."""
+    draw = WeightDraw(key, s.dtype)
+    parts = {"query": (s.width, s.width), "key": (s.width, s.width), "value": (s.width, s.width)}
+    parts |= {"out": (s.width, s.width), "up": (s.width, s.hidden), "down": (s.hidden, s.width)}
+    layers = [{name: draw.dense(*shape) for name, shape in parts.items()} for _ in range(s.layers)]
+    widths = [s.width, *(s.hidden,) * (MLP_LAYERS - 1), s.vocab]
+    return {"layers": layers, "mlp": [draw.dense(m, n) for m, n in pairwise(widths)]}
+
+
+# --- intervals
+
+
+def affine(x: Interval, weights: Weights) -> Interval:
+    """Multiply by weights and add a bias: a centre by the weights, a radius by their absolute values."""
+    centre, radius = (x[0] + x[1]) / 2, (x[1] - x[0]) / 2
+    centre, radius = centre @ weights["w"] + weights["b"], radius @ jnp.abs(weights["w"])
+    return centre - radius, centre + radius
+
+
+def products(equation: str, x: Interval, y: Interval) -> Interval:
+    """Bound an einsum of two intervals, by centres and radii."""
+    (xc, xr), (yc, yr) = (((low + high) / 2, (high - low) / 2) for low, high in (x, y))
+    multiply = partial(jnp.einsum, equation)
+    centre = multiply(xc, yc)
+    radius = multiply(jnp.abs(xc), yr) + multiply(xr, jnp.abs(yc)) + multiply(xr, yr)
+    return centre - radius, centre + radius
+
+
+def softmax(x: Interval) -> Interval:
+    """A weight is lowest where its own logit is, and all others are highest."""
+    shift = jax.lax.stop_gradient(jnp.max(x[1], axis=-1, keepdims=True))
+    low, high = jnp.exp(x[0] - shift), jnp.exp(x[1] - shift)
+    lows, highs = jnp.sum(low, axis=-1, keepdims=True), jnp.sum(high, axis=-1, keepdims=True)
+    return low / (low + (highs - high)), high / (high + (lows - low))
+
+
+def centred(x: Interval) -> Interval:
+    """Subtract the mean: Shi et al. train without the division of a layer norm."""
+    means = (jnp.mean(end, axis=-1, keepdims=True) for end in (x[1], x[0]))
+    low, high = (end - mean for end, mean in zip(x, means, strict=True))
+    return low, high
+
+
+def relu(x: Interval) -> Interval:
+    """Bound a ReLU, which is monotonic."""
+    return jax.nn.relu(x[0]), jax.nn.relu(x[1])
+
+
+def add(x: Interval, y: Interval) -> Interval:
+    """Bound a sum."""
+    return x[0] + y[0], x[1] + y[1]
+
+
+def block(s: Sizes, x: Interval, weights: Weights) -> Interval:
+    """Bound a layer of the transformer, of [batch, position, width]."""
+
+    def heads(name: str) -> Interval:
+        low, high = affine(x, weights[name])
+        return split_heads(low, s.heads), split_heads(high, s.heads)
+
+    scores = products("bqhd,bkhd->bhqk", heads("query"), heads("key"))
+    low, high = (end * s.head**-0.5 for end in scores)
+    mixed = products("bhqk,bkhd->bqhd", softmax((low, high)), heads("value"))
+    attended = affine((join_heads(mixed[0]), join_heads(mixed[1])), weights["out"])
+    x = centred(add(x, attended))
+    return centred(add(x, affine(relu(affine(x, weights["up"])), weights["down"])))
+
+
+# --- linear bounds
+
+
+def lowest_margins(x: Interval, layers: list[Weights], labels: jax.Array) -> jax.Array:
+    """Bound from below what the label's logit is above each other one, for [batch, width]; the label's own is 0."""
+    before: list[Interval] = []  # bounds of what goes into each ReLU
+    inside = x
+    for weights in layers[:-1]:
+        before.append(affine(inside, weights))
+        inside = relu(before[-1])
+    classes = jnp.eye(layers[-1]["b"].shape[0], dtype=x[0].dtype)
+    margins = classes[labels][:, None] - classes  # [batch, class, class]
+    slopes, constant = margins @ layers[-1]["w"].T, margins @ layers[-1]["b"]
+    for (low, high), weights in zip(reversed(before), reversed(layers[:-1]), strict=True):
+        slopes, less = _through_relu(slopes, low[:, None], high[:, None])
+        constant = constant + less + slopes @ weights["b"]
+        slopes = slopes @ weights["w"].T
+    centre, radius = (x[0] + x[1]) / 2, (x[1] - x[0]) / 2
+    ends = jnp.einsum("bcw,bw->bc", slopes, centre) - jnp.einsum("bcw,bw->bc", jnp.abs(slopes), radius)
+    return ends + constant
+
+
+def _through_relu(slopes: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Replace ReLUs by lines below them where slopes are positive, and above them where they are negative."""
+    low, high = jnp.minimum(low, 0), jnp.maximum(high, 0)
+    above = high / jnp.maximum(high - low, LEAST_WIDTH)
+    below = (high > -low).astype(low.dtype)
+    positive, negative = jnp.maximum(slopes, 0), jnp.minimum(slopes, 0)
+    return positive * below + negative * above, jnp.sum(negative * above * -low, axis=-1)
+
+
+# --- the whole
+
+
+def draw(key: jax.Array, s: Sizes) -> tuple[Weights, jax.Array, jax.Array, jax.Array]:
+    """Draw weights, embeddings of words, how far they may be from that, and labels."""
+    k1, k2, k3 = jax.random.split(key, 3)
+    words = jax.random.normal(k2, (s.batch, s.length, s.width), s.dtype)
+    return init(k1, s), words, jnp.asarray(RADIUS, s.dtype), jax.random.randint(k3, (s.batch,), 0, s.vocab)
+
+
+def certified(s: Sizes, weights: Weights, words: jax.Array, radius: jax.Array, labels: jax.Array) -> jax.Array:
+    """Bound the margins for all words within `radius` of these, of [batch, position, width]."""
+    x = words - radius, words + radius
+    for layer in weights["layers"]:
+        x = block(s, x, layer)
+    return lowest_margins((x[0].mean(axis=1), x[1].mean(axis=1)), weights["mlp"], labels)
+
+
+def loss(s: Sizes, weights: Weights, words: jax.Array, radius: jax.Array, labels: jax.Array) -> jax.Array:
+    """The worst cross-entropy within `radius`."""
+    return cross_entropy(-certified(s, weights, words, radius, labels), labels)
