@@ -7,6 +7,7 @@ users of robustness tools write them. An interval is a pair of arrays: the lowes
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from itertools import pairwise
 
@@ -16,24 +17,29 @@ import jax.numpy as jnp
 from mirage_jax.bench.models.layers import Sizes, WeightDraw, Weights, cross_entropy, join_heads, split_heads
 
 # Shi et al. verify texts of up to 32 words, and layers of this width. `vocab` counts the classes.
-PUBLISHED = Sizes(layers=3, width=256, heads=4, kv_heads=4, hidden=512, vocab=2, batch=64, length=32, dtype="float32")
-SMALL = Sizes(layers=1, width=16, heads=2, kv_heads=2, hidden=32, vocab=2, batch=2, length=8, dtype="float32")
+PUBLISHED = Sizes(layers=1, width=256, heads=4, kv_heads=4, hidden=512, vocab=2, batch=256, length=32, dtype="float32")
+SMALL = Sizes(layers=1, width=16, heads=2, kv_heads=2, hidden=32, vocab=2, batch=3, length=8, dtype="float32")
 MLP_LAYERS = 3
 RADIUS = 1e-3
-LEAST_WIDTH = 1e-6  # of an interval that a ReLU's slope is the width's quotient of
+LEAST_SUM = 1e-30  # of exponentials
+LEAST_WIDTH = 1e-6  # of the interval that goes into a ReLU
 
 type Interval = tuple[jax.Array, jax.Array]
 
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> Weights:
-    """Draw all weights."""
+    """Draw all weights so small that no layer widens intervals (Shi et al., arXiv 2103.17268)."""
     draw = WeightDraw(key, s.dtype)
-    parts = {"query": (s.width, s.width), "key": (s.width, s.width), "value": (s.width, s.width)}
-    parts |= {"out": (s.width, s.width), "up": (s.width, s.hidden), "down": (s.hidden, s.width)}
-    layers = [{name: draw.dense(*shape) for name, shape in parts.items()} for _ in range(s.layers)]
-    widths = [s.width, *(s.hidden,) * (MLP_LAYERS - 1), s.vocab]
-    return {"layers": layers, "mlp": [draw.dense(m, n) for m, n in pairwise(widths)]}
+
+    def dense(m: int, n: int) -> Weights:
+        return {"w": draw(m, n, scale=math.sqrt(2 * math.pi) / m), "b": draw.bias(n)}
+
+    square, widths = (s.width, s.width), [s.width, *(s.hidden,) * (MLP_LAYERS - 1), s.vocab]
+    parts = dict.fromkeys(("query", "key", "value", "out"), square)
+    parts |= {"up": (s.width, s.hidden), "down": (s.hidden, s.width)}
+    layers = [{name: dense(*shape) for name, shape in parts.items()} for _ in range(s.layers)]
+    return {"layers": layers, "mlp": [dense(m, n) for m, n in pairwise(widths)]}
 
 
 # --- intervals
@@ -60,7 +66,8 @@ def softmax(x: Interval) -> Interval:
     shift = jax.lax.stop_gradient(jnp.max(x[1], axis=-1, keepdims=True))
     low, high = jnp.exp(x[0] - shift), jnp.exp(x[1] - shift)
     lows, highs = jnp.sum(low, axis=-1, keepdims=True), jnp.sum(high, axis=-1, keepdims=True)
-    return low / (low + (highs - high)), high / (high + (lows - low))
+    most, least = jnp.maximum(highs - high, 0) + low, jnp.maximum(lows - low, 0) + high
+    return low / jnp.maximum(most, LEAST_SUM), high / jnp.maximum(least, LEAST_SUM)
 
 
 def centred(x: Interval) -> Interval:
@@ -99,7 +106,7 @@ def block(s: Sizes, x: Interval, weights: Weights) -> Interval:
 
 
 def lowest_margins(x: Interval, layers: list[Weights], labels: jax.Array) -> jax.Array:
-    """Bound from below what the label's logit is above each other one, for [batch, width]; the label's own is 0."""
+    """Bound from below how far the label's logit is above each other one, for [batch, width]; the label's own is 0."""
     before: list[Interval] = []  # bounds of what goes into each ReLU
     inside = x
     for weights in layers[:-1]:
