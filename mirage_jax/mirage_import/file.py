@@ -104,7 +104,7 @@ def read_mirage_json(source: Source, data_types: str | None = None) -> list[Save
         except (ValueError, RecursionError) as error:
             raise ParseError(f"not JSON: {error}") from None
     is_checkpoint = isinstance(source, dict)
-    top = _Node(source, "the file", _types(_numbers(source), data_types), is_checkpoint)
+    top = _Node(source, "the file", _types(source, data_types), is_checkpoint)
     if is_checkpoint:
         top = top["generated_graphs"]
     items = top.items()
@@ -132,12 +132,13 @@ def _numbers(value: Json) -> set[int]:
     return found
 
 
-def _types(numbers: set[int], data_types: str | None) -> Mapping[int, str]:
+def _types(source: Json, data_types: str | None) -> Mapping[int, str]:
     """What the numbers of a file mean. Raises `ParseError` if that depends on the version that wrote it."""
     if data_types is not None:
         if data_types not in DATA_TYPES:
             raise UsageError(unknown("data_types", data_types, DATA_TYPES))
         return DATA_TYPES[data_types]
+    numbers = _numbers(source)
     possible = {name: types for name, types in DATA_TYPES.items() if numbers <= types.keys()}
     for number in sorted(numbers):
         meanings = {name: types[number] for name, types in possible.items()}

@@ -33,7 +33,7 @@ def test_decoding_continues_a_prompt() -> None:
 
 
 def test_bounds_hold() -> None:
-    """Whatever words lie within the radius, no margin is below its bound; and at radius 0 they are equal."""
+    """Whatever words lie within the radius, no margin is below its bound."""
     s = bounds.SMALL
     weights, words, _, labels = bounds.draw(jax.random.key(0), s)
     margins = jax.jit(partial(bounds.certified, s))

@@ -31,10 +31,7 @@ type Interval = tuple[jax.Array, jax.Array]
 def init(key: jax.Array, s: Sizes) -> Weights:
     """Draw all weights so small that no layer widens intervals (Shi et al., arXiv 2103.17268)."""
     draw = WeightDraw(key, s.dtype)
-
-    def dense(m: int, n: int) -> Weights:
-        return {"w": draw(m, n, scale=math.sqrt(2 * math.pi) / m), "b": draw.bias(n)}
-
+    dense = lambda m, n: draw.dense(m, n, scale=math.sqrt(2 * math.pi) / m)  # noqa: E731
     square, widths = (s.width, s.width), [s.width, *(s.hidden,) * (MLP_LAYERS - 1), s.vocab]
     parts = dict.fromkeys(("query", "key", "value", "out"), square)
     parts |= {"up": (s.width, s.hidden), "down": (s.hidden, s.width)}
@@ -45,16 +42,21 @@ def init(key: jax.Array, s: Sizes) -> Weights:
 # --- intervals
 
 
+def halves(x: Interval) -> tuple[jax.Array, jax.Array]:
+    """Find the centre and the radius."""
+    return (x[0] + x[1]) / 2, (x[1] - x[0]) / 2
+
+
 def affine(x: Interval, weights: Weights) -> Interval:
     """Multiply by weights and add a bias: a centre by the weights, a radius by their absolute values."""
-    centre, radius = (x[0] + x[1]) / 2, (x[1] - x[0]) / 2
+    centre, radius = halves(x)
     centre, radius = centre @ weights["w"] + weights["b"], radius @ jnp.abs(weights["w"])
     return centre - radius, centre + radius
 
 
 def products(equation: str, x: Interval, y: Interval) -> Interval:
     """Bound an einsum of two intervals, by centres and radii."""
-    (xc, xr), (yc, yr) = (((low + high) / 2, (high - low) / 2) for low, high in (x, y))
+    (xc, xr), (yc, yr) = halves(x), halves(y)
     multiply = partial(jnp.einsum, equation)
     centre = multiply(xc, yc)
     radius = multiply(jnp.abs(xc), yr) + multiply(xr, jnp.abs(yc)) + multiply(xr, yr)
@@ -72,9 +74,8 @@ def softmax(x: Interval) -> Interval:
 
 def centred(x: Interval) -> Interval:
     """Subtract the mean: Shi et al. train without the division of a layer norm."""
-    means = (jnp.mean(end, axis=-1, keepdims=True) for end in (x[1], x[0]))
-    low, high = (end - mean for end, mean in zip(x, means, strict=True))
-    return low, high
+    mean = partial(jnp.mean, axis=-1, keepdims=True)
+    return x[0] - mean(x[1]), x[1] - mean(x[0])
 
 
 def relu(x: Interval) -> Interval:
@@ -119,7 +120,7 @@ def lowest_margins(x: Interval, layers: list[Weights], labels: jax.Array) -> jax
         slopes, less = _through_relu(slopes, low[:, None], high[:, None])
         constant = constant + less + slopes @ weights["b"]
         slopes = slopes @ weights["w"].T
-    centre, radius = (x[0] + x[1]) / 2, (x[1] - x[0]) / 2
+    centre, radius = halves(x)
     ends = jnp.einsum("bcw,bw->bc", slopes, centre) - jnp.einsum("bcw,bw->bc", jnp.abs(slopes), radius)
     return ends + constant
 

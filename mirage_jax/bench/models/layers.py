@@ -61,9 +61,9 @@ class WeightDraw:
         """Of a layer normalization."""
         return {"gain": self.gain(n), "bias": self.bias(n)}
 
-    def dense(self, m: int, n: int) -> Weights:
-        """Draw weights, scaled by the root of their fan-in, and a bias."""
-        return {"w": self(m, n), "b": self.bias(n)}
+    def dense(self, m: int, n: int, scale: float | None = None) -> Weights:
+        """Draw weights, scaled by the root of their fan-in unless `scale` says otherwise, and a bias."""
+        return {"w": self(m, n, scale=scale), "b": self.bias(n)}
 
 
 @partial(jax.jit, static_argnums=(1, 2))
