@@ -398,7 +398,8 @@ def examine(
     """Examine a program; `program` makes the wrapped function from an optimizer, which may be plain `jax.jit`.
 
     With ``setting.gate`` False a result that differs is computed again with the float gate: a refusal is no
-    problem. This runs more than the optimizer would, in less time.
+    problem. This runs more than the optimizer would, in less time. Where numbers grow so large that another order of
+    factors may leave float32, which is no promise without `strict_range`, the program is judged with it.
     """
     plain = jax.jit(program(jax.jit)).trace(*args)
     exact = float64.evaluate(plain.jaxpr, args)
@@ -420,7 +421,12 @@ def examine(
                 again.counts["asked the float gate"] += 1
                 return again
             runs = float64.disturbed_runs(plain.jaxpr, args, SAMPLES, setting.seed, tf32, setting.strict_range)
-            outcome.problems += _differences(exact, noise, xla, results, float64.shifts(runs, exact))
+            differences = _differences(exact, noise, xla, results, float64.shifts(runs, exact))
+            if differences and not setting.strict_range and float64.grows(plain.jaxpr, args):
+                strict = examine(program, args, replace(setting, strict_range=True))
+                differences = strict.problems
+                outcome.counts["out of range, but not with strict_range"] += not differences
+            outcome.problems += differences
     return outcome
 
 
@@ -480,7 +486,8 @@ def judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray, shift: fl
     noise is off by more than a tenth of its row. Others, a row of huge numbers that cancel for one, would excuse any
     error elsewhere, since most rules are about the largest of all. Where XLA or noise gives no number and float64 does,
     nothing is determined: XLA may divide by a count of maxima that it rounded differently. Where float64's number is
-    beyond the type and XLA gives none, a number as near as the noise is as good as an infinity.
+    beyond the type and XLA gives none, a number as near as the noise is as good as an infinity. An infinity is as good
+    as a number that noise may take beyond the type.
     """
     with np.errstate(all="ignore"):
         x64, ideal = x.astype(np.float64), r.astype(c.dtype)
@@ -491,7 +498,8 @@ def judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray, shift: fl
         worst = np.where(np.isfinite(x) & np.isfinite(r), off, x64).astype(c.dtype)
         known = np.isfinite(x) & np.isfinite(error)
         near = ~np.isfinite(s) | (np.abs(c.astype(np.float64) - r) <= SPREAD * s)
-        lost = np.isfinite(r) & ~known & (np.isfinite(ideal) | near)
+        brink = np.isinf(c) & (np.sign(c) == np.sign(r)) & (np.abs(r) + SPREAD * s > most)
+        lost = np.isfinite(r) & (~known & (np.isfinite(ideal) | near) | brink)
         rows = np.where(np.isfinite(r), np.abs(r), 0.0).max(-1, keepdims=True, initial=0.0) if r.ndim else np.abs(r)
         unknown = lost | np.isfinite(ideal) & ~(error <= DETERMINED * rows)
     for left_out in (lost, unknown):

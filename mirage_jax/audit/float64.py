@@ -140,6 +140,28 @@ class Ranges(Visitor):
         )
 
 
+@dataclass
+class Growth(Visitor):
+    """Do ordinary numbers grow as large as sentinels? Then factors that meet in another order may leave float32."""
+
+    grows: bool = False
+    given: bool = False  # a sentinel
+
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None) -> Array:
+        """Look at a result of floats, and at constants."""
+        large = [bool((np.abs(y) >= SENTINEL).any()) for y in xs] if is_float(dtype) else []
+        self.given |= any(y and isinstance(a, Literal) for y, a in zip(large, eqn.inputs, strict=False))
+        self.grows |= is_float(dtype) and not any(large) and bool((np.abs(x) >= SENTINEL).any())
+        return x
+
+
+def grows(jaxpr: Jaxpr, args: Sequence[Any]) -> bool:
+    """Whether a program without sentinels computes numbers as large."""
+    seen = Growth(given=any(bool((np.abs(_wide(x)) >= SENTINEL).any()) for x in args))
+    evaluate(jaxpr, args, seen)
+    return seen.grows and not seen.given
+
+
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) -> list[Array]:
     """Evaluate a jaxpr, floats as float64. Raises `UnsupportedError` for an unknown primitive."""
     program = flatten(jaxpr)

@@ -19,7 +19,6 @@ from mirage_jax.lower.triton.frame import EmitOptions as EmitOptions
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.comparisons import compared_with_themselves
 from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
-from mirage_jax.mugraph.dtypes import is_float
 from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Schedule
 from mirage_jax.mugraph.parser import parse
@@ -43,9 +42,10 @@ class _UnderXla(FloatDomain):
     """Floats under XLA, which takes x 2 c for x (2 c): infinite if c, outside of the region, is a mask's number."""
 
     def mul(self, x: NamedArray, y: NamedArray) -> NamedArray:
-        """Multiply; a factor beyond 1 stays by itself."""
-        if isinstance(x.array, int | float) and abs(x.array) > 1 and is_float(getattr(y.array, "dtype", int)):
-            x = NamedArray((), lax.optimization_barrier(jnp.asarray(x.array, y.array.dtype)))
+        """Multiply; a factor beyond 1 stays by itself, in the type of the product: 16-bit floats may not hold it."""
+        if isinstance(x.array, int | float) and abs(x.array) > 1 and hasattr(y.array, "dtype"):
+            wide = self._array(self._real(y).array).dtype
+            x = NamedArray((), lax.optimization_barrier(jnp.asarray(x.array, wide)))
         return super().mul(x, y)
 
 

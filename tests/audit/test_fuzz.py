@@ -358,6 +358,40 @@ def test_an_intermediate_out_of_range_is_found(dtype: str, powers: tuple[int, ..
     assert not right and wrong
 
 
+def test_an_infinity_is_as_good_as_a_number_that_noise_takes_out_of_range() -> None:
+    exact, noise = np.array([-47903.0, 12.0, 30.0]), np.array([7330.0, 0.01, 0.01])
+    xla = exact.astype(np.float16)
+    for value, fails in ((-np.inf, False), (np.inf, True), (np.nan, True), (-47000.0, False)):
+        assert bool(differential.judged(exact, noise, xla, np.array([value, 12, 30], np.float16))) == fails
+    assert differential.judged(exact, noise / 100, xla, np.array([-np.inf, 12, 30], np.float16))
+
+
+@pytest.mark.parametrize(("largest", "fails"), [(1e-8, False), (1e-18, True)])
+def test_what_leaves_float32_without_strict_range_is_no_failure_where_numbers_grow(largest: float, fails: bool) -> None:
+    """b c is infinite, and (a b) c is about 1e33. Numbers that stay ordinary have no such excuse."""
+    rng = np.random.default_rng(0)
+    sizes = ((32, 4), (4, 32), (32, 4))
+    a, b, c = (
+        np.asarray(scale * rng.uniform(1, 2, size), np.float32)
+        for scale, size in zip((largest, 1e20, 1e20), sizes, strict=True)
+    )
+    assert float64.grows(jax.make_jaxpr(lambda a, b, c: (a @ b) @ c)(a, b, c), [a, b, c]) != fails
+
+    def program(optimize: Any) -> Any:
+        return optimize(lambda a, b, c: (a @ b) @ c)
+
+    found = differential.examine(program, [a, b, c], Setting(gate=False))
+    assert bool(found.problems) == fails and bool(found.counts["out of range, but not with strict_range"]) != fails
+
+
+def test_sentinels_are_given_and_do_not_grow() -> None:
+    x = np.ones((8, 8), np.float32)
+    for f in (lambda x: jnp.where(x > 1, x, -1e30) * x, lambda x: x + 1e30 * (x - 1)):
+        assert not float64.grows(jax.make_jaxpr(f)(x), [x])
+    assert not float64.grows(jax.make_jaxpr(lambda x, y: (x * 1e20) * (y * 1e10))(x, -1e30 * x), [x, -1e30 * x])
+    assert float64.grows(jax.make_jaxpr(lambda x: (x * 1e20) * (x * 1e10))(x), [x])
+
+
 def test_a_mean_shift_of_xla_excuses_one_of_that_size() -> None:
     """Numbers that cancel may all share one rounded factor: their errors have a sign of their own."""
     exact = np.where(np.arange(1024) % 2, 1.0, -1.0).reshape(32, 32)

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -396,6 +397,23 @@ KERNEL = """mugraph {
   }
   output y
 }"""
+
+
+@pytest.mark.filterwarnings("error:overflow")
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("factor", [91712, 3.3, -1e30])
+def test_factors_are_those_of_the_product_not_of_an_input_of_16_bits(dtype: str, factor: float) -> None:
+    """Neither float16 nor bfloat16 holds these."""
+    scale = Fraction(factor).limit_denominator()
+    lines = ("extents i=3", f"input x: {dtype}[i]", f"library y: f32[i] = affine{{scale={scale}}} x[i]", "output y")
+    graph = "\n".join(("mugraph {", *lines, "}"))
+    schedule = schedule_to_json(Schedule((KernelSchedule(()),)))
+    winner = Winner.from_json(
+        {"graph": graph, "schedule": schedule, "family": "algebra", "views": {}, "in_float32": False}, "cpu"
+    )
+    x = jnp.asarray([1, -0.5, 1 / 64], {"f16": "float16", "bf16": "bfloat16"}[dtype])
+    (y,) = winner.portable(x)
+    np.testing.assert_allclose(y, factor * np.asarray(x, np.float64), rtol=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [False, True])
