@@ -1,5 +1,7 @@
 """Programs whose kernels the float gate refused to the last one: some are as accurate as XLA's code."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,3 +43,29 @@ def test_a_mask_of_zeros_and_ones_leaves_logits_their_digits() -> None:
     setting = Setting("H200", seconds=30.0, states=100_000)
     outcome = examine(lambda optimizer: optimizer(masked_attention), (q, k, v, seen), setting)
     assert not outcome.problems and outcome.accepted == outcome.regions == 1
+
+
+def _masked(c: jax.Array, x: jax.Array) -> jax.Array:
+    return x - jnp.where(c, x, 0)
+
+
+def _clipped(c: jax.Array, x: jax.Array) -> jax.Array:
+    return x - jnp.clip(x, -5, 5)
+
+
+@pytest.mark.parametrize("rest", [_masked, _clipped])
+def test_what_cancels_exactly_stays_zero(rest: Any) -> None:
+    """A sum of two such differences, which other orders of addition leave with a rounding."""
+
+    def f(c: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
+        t = rest(c, x)
+        return jnp.matmul(jnp.concatenate([-t[:, 17:], t[:, :17]], -1) + t, w, precision="highest")
+
+    def program(optimize: Any) -> Any:
+        return jax.grad(lambda c, x, w: jnp.sum(optimize(f)(c, x, w) ** 2), (1, 2))
+
+    rng = np.random.default_rng(0)
+    c = jnp.asarray(rng.random(33) < 0.8)
+    args = [c, *(rng.standard_normal(shape).astype(np.float32) for shape in ((7, 33), (33, 33)))]
+    outcome = examine(program, args, Setting("H200", gate=False, seconds=5.0, states=1000, remat=True))
+    assert not outcome.problems and outcome.accepted

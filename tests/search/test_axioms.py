@@ -20,6 +20,7 @@ from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 from mirage_jax.search.enumerate.targets import express
 
 relaxed = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
+SAME = (("x", ("i", "j")), ("y", ("i", "j")))  # atoms of the same axes
 MOST = 60  # values looked at below one expression
 
 
@@ -174,6 +175,29 @@ def test_a_square_may_be_made_of_its_root() -> None:
     assert products[0] == ("mul", (root, root)) and ("dot", (root, root)) in products
     cube = e.mul(square, x)
     assert all(root not in s.args for s in Axioms(e).steps(cube)), "only even powers have one"
+
+
+def test_what_cancels_where_it_is_selected_stays_together() -> None:
+    """(x - where(c, x, 0)) - (y - clip(y)) + z is 0 + z where c is true and y is not clipped: x - y + z is not."""
+    e = Expressions(extent)
+    x, y, c, z, s = (e.atom(name, axes) for name, axes in (*SAME, ("w", ("i", "j")), ("v", ("i", "j")), ("s", ())))
+    less = lambda p, q: e.add(p, e.scale(q, Q(-1)))  # noqa: E731
+    masked = less(x, e.function("where", (c, x, e.constant(0))))
+    clipped = less(y, e.function("minimum", (e.function("maximum", (y, e.constant(-1))), e.constant(1))))
+    whole = less(masked, clipped)
+    axioms = Axioms(e)
+
+    def parts(p: Poly) -> set[frozenset[Poly]]:
+        found = [[e.monic(a)[0] for a in step.args] for step in axioms.steps(p) if step.op == "add"]
+        return {frozenset(args) for args in found}
+
+    assert parts(whole) == {frozenset(e.monic(p)[0] for p in (masked, clipped))}
+    assert len(parts(masked)) == 1
+    assert len(parts(e.add(whole, z))) == 3, "three terms: these two and z"
+    summed = less(e.add(x, y), e.function("where", (c, e.add(x, y), z)))
+    assert parts(summed) == {frozenset(e.monic(p)[0] for p in (e.add(x, y), less(summed, e.add(x, y))))}
+    assert len(parts(less(e.add(x, y), e.function("where", (c, z, s))))) == 3, "nothing cancels"
+    assert len(parts(less(e.add(x, y), e.function("where", (c, e.scale(x, Q(1, 2)), s))))) == 3
 
 
 def test_operands_are_ordered_before_results() -> None:

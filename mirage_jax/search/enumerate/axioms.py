@@ -22,6 +22,7 @@ from mirage_jax.mugraph.passes.sentinels import MASKING
 from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term, is_multiple
 
 MAX_NAMINGS = 64  # of the bound axes of a value's terms, in all: a value of more keeps its own names
+SELECTED = {"where": slice(1, 3)} | dict.fromkeys(("maximum", "minimum", "floor", "round"), slice(2))  # of arguments
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
 
 
@@ -263,16 +264,55 @@ def _maximum(e: Expressions, inner: Poly, removed: tuple[Axis, ...]) -> Iterator
 
 
 def split_sum(e: Expressions, p: Poly) -> Iterator[Decomposition]:
-    """t1 + ... + tn -> (some terms) + (the other terms)."""
+    """t1 + ... + tn -> (some terms) + (the other terms).
+
+    x - where(c, x, 0) + y stays x - where(c, x, 0) and y, since the rounding of x + y is all that is left of 0.
+    """
     rows = e.poly(p)
     if len(rows) < 2 or e.one in dict(rows):
         return
     first, rest = rows[0], rows[1:]
-    for n in range(len(rest)):
-        for chosen in combinations(rest, n):
-            a, ca = e.monic(e.make_poly([first, *chosen]))
-            b, cb = e.monic(e.make_poly([x for x in rest if x not in chosen]))
-            yield _step("add", (a, b), ca=ca, cb=cb)
+    parts = [frozenset((first, *chosen)) for n in range(len(rest)) for chosen in combinations(rest, n)]
+    differences = list(_differences(e, rows))
+    for part in [part for part in parts if all(x.is_kept(part, len(rows)) for x in differences)] or parts:
+        a, ca = e.monic(e.make_poly([row for row in rows if row in part]))
+        b, cb = e.monic(e.make_poly([row for row in rows if row not in part]))
+        yield _step("add", (a, b), ca=ca, cb=cb)
+
+
+class _Difference(NamedTuple):
+    """Terms of a sum of which one selects the others, and so cancels them: x - where(c, x, y)."""
+
+    selecting: frozenset[tuple[Term, Fraction]]
+    selected: frozenset[tuple[Term, Fraction]]
+
+    def is_kept(self, part: frozenset[tuple[Term, Fraction]], terms: int) -> bool:
+        """Whether one part of a sum of so many terms has all of it; it may be cut itself if there is nothing else."""
+        both = self.selecting | self.selected
+        if len(both) == terms:
+            return part in (self.selecting, self.selected)
+        return part >= both or part.isdisjoint(both)
+
+
+def _differences(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> Iterator[_Difference]:
+    coefficients = dict(rows)
+    for term, c in rows:
+        base = e.only_base(e.make_poly([(term, ONE)]))
+        for q in _selected(e, base) if base else ():
+            selected = frozenset((t, -c * k) for t, k in e.poly(q))
+            if selected and selected <= coefficients.items():
+                yield _Difference(frozenset({(term, c)}), selected)
+
+
+def _selected(e: Expressions, base: tuple[Any, ...]) -> Iterator[Poly]:
+    """The values of which a function returns one, or is near to one."""
+    match base:
+        case ("f", name, polys, ()) if name in SELECTED:
+            for q in polys[SELECTED[name]]:
+                yield q
+                yield from _selected(e, inner) if (inner := e.only_base(q)) else ()
+        case _:
+            return
 
 
 def reduce_last(e: Expressions, p: Poly) -> Iterator[Decomposition]:
