@@ -85,6 +85,47 @@ def test_kernels_of_other_packages_stay() -> None:
     assert text.count("@triton_kernel_call_ffi(") == 1 and TARGET not in text
 
 
+FIRST_CALLS = """
+import sys
+import threading
+from mirage_jax.lower.runtime import triton_runtime
+
+sys.setswitchinterval(1e-6)
+barrier, found = threading.Barrier(8), []
+
+def first():
+    barrier.wait()
+    try:
+        found.append(triton_runtime.jax_triton_library())
+    except Exception as why:
+        found.append(why)
+
+threads = [threading.Thread(target=first) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(set(map(id, found))) == 1, found
+"""
+
+
+def test_one_thread_changes_jax_triton() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_CALLS], check=True)
+
+
+def test_a_change_of_jax_triton_that_was_interrupted_begins_again(monkeypatch) -> None:
+    """A thread may be told to stop anywhere: what is changed already is not changed once more."""
+    program = attention("f16")
+    before = lowered(program.graph, program.schedule)
+    triton_runtime._changed.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_runtime.xla_launch, "launch_type", lambda base: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            triton_runtime.jax_triton_library()
+    jax.clear_caches()
+    assert lowered(program.graph, program.schedule) == before
+
+
 H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472

@@ -79,8 +79,8 @@ _LANGUAGE = threading.RLock()
 @contextmanager
 def triton_language() -> Iterator[None]:
     """Read or change what Triton's words mean while no other thread does: its interpreter changes that for all."""
-    _let_the_compiler_wait()
     with _LANGUAGE:
+        _let_the_compiler_wait()
         yield
 
 
@@ -142,9 +142,21 @@ def triton_call(
     )
 
 
-@functools.cache
+_CHANGING = threading.RLock()
+
+
 def _jax_triton() -> Any:
-    """jax-triton, with Triton 3.6 as well, and without its removal of TRITON_CACHE_DIR from the environment."""
+    """jax-triton, changed by the first thread that asks. `functools.cache` lets several compute a first value."""
+    with _CHANGING:
+        return _changed()
+
+
+@functools.cache
+def _changed() -> Any:
+    """jax-triton, with Triton 3.6 as well, and without its removal of TRITON_CACHE_DIR from the environment.
+
+    An interrupt may end this anywhere, and then the next caller begins again.
+    """
     kept = os.environ.get("TRITON_CACHE_DIR")
     try:
         import jax_triton
@@ -161,7 +173,8 @@ def _jax_triton() -> Any:
     compile_kernel = _with_gluon(library.compile_ttir_inplace, library.CompilationResult)
     library.compile_ttir_inplace = _without_debugging(kernel_cache.kept(compile_kernel, library.CompilationResult))
     kernels = library.triton_kernel_call_lib
-    kernels.TritonKernel = _without_source(_with_all_warps(xla_launch.kernel_type(kernels.TritonKernel)))
+    kernel_type = xla_launch.kernel_type(inspect.unwrap(kernels.TritonKernel))
+    kernels.TritonKernel = _without_source(_with_all_warps(kernel_type))
     kernels.TritonKernelCall = xla_launch.launch_type(kernels.TritonKernelCall)
     rule = functools.partial(library.triton_kernel_call_lowering, library.make_cuda_target)
     mlir.register_lowering(library.triton_kernel_call_p, xla_launch.started_by_xla(rule, PREFIX), platform="cuda")
