@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction as Q
-from itertools import permutations
+from itertools import islice, permutations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +13,7 @@ from search.expressions import SIZES, Tree, corners, extent, formed, tame, trees
 from search.references import NAMES, reference
 
 from mirage_jax.mugraph.graph import PART_SUFFIX
-from mirage_jax.search.enumerate.axioms import AXIOMS, LOOP, Axiom, Axioms, Decomposition, part_of
+from mirage_jax.search.enumerate.axioms import AXIOMS, LOOP, Axiom, Axioms, Decomposition, part_of, split_sum
 from mirage_jax.search.enumerate.kernels import KernelTables, Space
 from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
@@ -198,6 +198,13 @@ def test_what_cancels_where_it_is_selected_stays_together() -> None:
     assert parts(summed) == {frozenset(e.monic(p)[0] for p in (e.add(x, y), less(summed, e.add(x, y))))}
     assert len(parts(less(e.add(x, y), e.function("where", (c, z, s))))) == 3, "nothing cancels"
     assert len(parts(less(e.add(x, y), e.function("where", (c, e.scale(x, Q(1, 2)), s))))) == 3
+
+
+def test_a_sum_of_many_terms_is_split_one_way_at_a_time() -> None:
+    """A search whose time is over stops in between."""
+    e = Expressions(extent)
+    p = e.add(*(e.function("tanh", (e.scale(e.atom("x", ("i", "j")), Q(n)),)) for n in range(1, 61)))
+    assert len(list(islice(split_sum(e, p), 10))) == 10
 
 
 def test_operands_are_ordered_before_results() -> None:

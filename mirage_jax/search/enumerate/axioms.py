@@ -271,37 +271,38 @@ def split_sum(e: Expressions, p: Poly) -> Iterator[Decomposition]:
     rows = e.poly(p)
     if len(rows) < 2 or e.one in dict(rows):
         return
-    first, rest = rows[0], rows[1:]
-    parts = [frozenset((first, *chosen)) for n in range(len(rest)) for chosen in combinations(rest, n)]
-    differences = list(_differences(e, rows))
-    for part in [part for part in parts if all(x.is_kept(part, len(rows)) for x in differences)] or parts:
-        a, ca = e.monic(e.make_poly([row for row in rows if row in part]))
-        b, cb = e.monic(e.make_poly([row for row in rows if row not in part]))
-        yield _step("add", (a, b), ca=ca, cb=cb)
+    first, *rest = _units(e, rows)
+    for n in range(len(rest)):
+        for chosen in combinations(rest, n):
+            part = first.union(*chosen)
+            a, ca = e.monic(e.make_poly([row for row in rows if row in part]))
+            b, cb = e.monic(e.make_poly([row for row in rows if row not in part]))
+            yield _step("add", (a, b), ca=ca, cb=cb)
 
 
-class _Difference(NamedTuple):
-    """Terms of a sum of which one selects the others, and so cancels them: x - where(c, x, y)."""
-
-    selecting: frozenset[tuple[Term, Fraction]]
-    selected: frozenset[tuple[Term, Fraction]]
-
-    def is_kept(self, part: frozenset[tuple[Term, Fraction]], terms: int) -> bool:
-        """Whether one part of a sum of so many terms has all of it; it may be cut itself if there is nothing else."""
-        both = self.selecting | self.selected
-        if len(both) == terms:
-            return part in (self.selecting, self.selected)
-        return part >= both or part.isdisjoint(both)
+def _units(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> list[frozenset[tuple[Term, Fraction]]]:
+    """The terms of a sum, those together of which one selects the others, and so cancels them: x - where(c, x, y)."""
+    units = [frozenset({row}) for row in rows]
+    alone = units
+    for selecting, selected in _differences(e, rows):
+        both = selecting | selected
+        units = [both.union(*(u for u in units if u & both)), *(u for u in units if not u & both)]
+        if len(both) == len(rows):
+            alone = [selected, selecting]
+    return units if len(units) > 1 else alone
 
 
-def _differences(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> Iterator[_Difference]:
+def _differences(
+    e: Expressions, rows: Sequence[tuple[Term, Fraction]]
+) -> Iterator[tuple[frozenset[tuple[Term, Fraction]], frozenset[tuple[Term, Fraction]]]]:
+    """Each term that selects others with the opposite sign, and these."""
     coefficients = dict(rows)
     for term, c in rows:
         base = e.only_base(e.make_poly([(term, ONE)]))
         for q in _selected(e, base) if base else ():
             selected = frozenset((t, -c * k) for t, k in e.poly(q))
             if selected and selected <= coefficients.items():
-                yield _Difference(frozenset({(term, c)}), selected)
+                yield frozenset({(term, c)}), selected
 
 
 def _selected(e: Expressions, base: tuple[Any, ...]) -> Iterator[Poly]:
