@@ -1,7 +1,7 @@
 """Do exported functions give the same bits where this package is not? Made on a machine without a GPU, run on one.
 
     python scripts/compare-exports.py write FOLDER        # on a machine without a GPU, with this package
-    python scripts/compare-exports.py run FOLDER          # on an H200, with JAX alone: neither this package nor Triton
+    python scripts/compare-exports.py run FOLDER          # on an H200, with neither this package nor jax-triton
     python scripts/compare-exports.py compare FOLDER TABLE   # there, with this package: exports again, and compares
 
 Kernels are bit for bit the same where one version of Triton writes them, so `write` and `compare` need the same.

@@ -144,14 +144,14 @@ class Ranges(Visitor):
 class Growth(Visitor):
     """Do ordinary numbers grow as large as sentinels? Then factors that meet in another order may leave float32."""
 
-    grows: bool = False
-    given: bool = False  # a sentinel
+    found: bool = False
+    given: bool = False  # a sentinel, as an argument or a constant
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None) -> Array:
         """Look at a result of floats, and at constants."""
         large = [bool((np.abs(y) >= SENTINEL).any()) for y in xs] if is_float(dtype) else []
         self.given |= any(y and isinstance(a, Literal) for y, a in zip(large, eqn.inputs, strict=False))
-        self.grows |= is_float(dtype) and not any(large) and bool((np.abs(x) >= SENTINEL).any())
+        self.found |= is_float(dtype) and not any(large) and bool((np.abs(x) >= SENTINEL).any())
         return x
 
 
@@ -159,7 +159,7 @@ def grows(jaxpr: Jaxpr, args: Sequence[Any]) -> bool:
     """Whether a program without sentinels computes numbers as large."""
     seen = Growth(given=any(bool((np.abs(_wide(x)) >= SENTINEL).any()) for x in args))
     evaluate(jaxpr, args, seen)
-    return seen.grows and not seen.given
+    return seen.found and not seen.given
 
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) -> list[Array]:

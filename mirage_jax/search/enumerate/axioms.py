@@ -21,6 +21,8 @@ from mirage_jax.mugraph.operators import ACCUMULATORS, TRUTHS, OpDef, operator
 from mirage_jax.mugraph.passes.sentinels import MASKING
 from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term, is_multiple
 
+type Terms = frozenset[tuple[Term, Fraction]]  # of a sum, with their coefficients
+
 MAX_NAMINGS = 64  # of the bound axes of a value's terms, in all: a value of more keeps its own names
 SELECTED = {"where": slice(1, 3)} | dict.fromkeys(("maximum", "minimum", "floor", "round"), slice(2))  # of arguments
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
@@ -280,10 +282,10 @@ def split_sum(e: Expressions, p: Poly) -> Iterator[Decomposition]:
             yield _step("add", (a, b), ca=ca, cb=cb)
 
 
-def _units(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> list[frozenset[tuple[Term, Fraction]]]:
-    """The terms of a sum, those together of which one selects the others, and so cancels them: x - where(c, x, y)."""
-    units = [frozenset({row}) for row in rows]
-    alone = units
+def _units(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> list[Terms]:
+    """Group the terms of a sum: in x - where(c, x, y) one selects the other, and cancels it. At least two groups."""
+    units: list[Terms] = [frozenset({row}) for row in rows]
+    alone = units  # if the sum is one such difference, its two sides
     for selecting, selected in _differences(e, rows):
         both = selecting | selected
         units = [both.union(*(u for u in units if u & both)), *(u for u in units if not u & both)]
@@ -292,9 +294,7 @@ def _units(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> list[frozen
     return units if len(units) > 1 else alone
 
 
-def _differences(
-    e: Expressions, rows: Sequence[tuple[Term, Fraction]]
-) -> Iterator[tuple[frozenset[tuple[Term, Fraction]], frozenset[tuple[Term, Fraction]]]]:
+def _differences(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> Iterator[tuple[Terms, Terms]]:
     """Each term that selects others with the opposite sign, and these."""
     coefficients = dict(rows)
     for term, c in rows:
