@@ -149,15 +149,21 @@ class Growth(Visitor):
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None) -> Array:
         """Look at a result of floats, and at constants."""
-        large = [bool((np.abs(y) >= SENTINEL).any()) for y in xs] if is_float(dtype) else []
-        self.given |= any(y and isinstance(a, Literal) for y, a in zip(large, eqn.inputs, strict=False))
-        self.found |= is_float(dtype) and not any(large) and bool((np.abs(x) >= SENTINEL).any())
+        if not is_float(dtype):
+            return x
+        large = [a for a, y in zip(eqn.inputs, xs, strict=True) if _is_huge(y)]
+        self.given |= any(isinstance(a, Literal) for a in large)
+        self.found |= not large and _is_huge(x)
         return x
+
+
+def _is_huge(x: Array) -> bool:
+    return bool((np.abs(x) >= SENTINEL).any())
 
 
 def grows(jaxpr: Jaxpr, args: Sequence[Any]) -> bool:
     """Whether a program without sentinels computes numbers as large."""
-    seen = Growth(given=any(bool((np.abs(_wide(x)) >= SENTINEL).any()) for x in args))
+    seen = Growth(given=any(_is_huge(_wide(x)) for x in args))
     evaluate(jaxpr, args, seen)
     return seen.found and not seen.given
 

@@ -288,7 +288,8 @@ def _units(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> list[Terms]
     alone = units  # if the sum is one such difference, its two sides
     for selecting, selected in _differences(e, rows):
         both = selecting | selected
-        units = [both.union(*(u for u in units if u & both)), *(u for u in units if not u & both)]
+        joined = [u for u in units if u & both]
+        units = [both.union(*joined), *(u for u in units if u not in joined)]
         if len(both) == len(rows):
             alone = [selected, selecting]
     return units if len(units) > 1 else alone
@@ -298,22 +299,21 @@ def _differences(e: Expressions, rows: Sequence[tuple[Term, Fraction]]) -> Itera
     """Each term that selects others with the opposite sign, and these."""
     coefficients = dict(rows)
     for term, c in rows:
-        base = e.only_base(e.make_poly([(term, ONE)]))
-        for q in _selected(e, base) if base else ():
+        alone = e.make_poly([(term, ONE)])
+        for q in _selected(e, e.only_base(alone)):
             selected = frozenset((t, -c * k) for t, k in e.poly(q))
             if selected and selected <= coefficients.items():
                 yield frozenset({(term, c)}), selected
 
 
-def _selected(e: Expressions, base: tuple[Any, ...]) -> Iterator[Poly]:
+def _selected(e: Expressions, base: tuple[Any, ...] | None) -> Iterator[Poly]:
     """The values of which a function returns one, or is near to one."""
-    match base:
-        case ("f", name, polys, ()) if name in SELECTED:
-            for q in polys[SELECTED[name]]:
-                yield q
-                yield from _selected(e, inner) if (inner := e.only_base(q)) else ()
-        case _:
-            return
+    if base is None or base[0] != "f" or base[1] not in SELECTED:
+        return
+    _, name, values, _ = base
+    for value in values[SELECTED[name]]:
+        yield value
+        yield from _selected(e, e.only_base(value))
 
 
 def reduce_last(e: Expressions, p: Poly) -> Iterator[Decomposition]:
