@@ -170,7 +170,7 @@ def _changed() -> Any:
     library: Any = jax_triton.triton_lib  # type: ignore[attr-defined]
     if not hasattr(library.cb, "BaseBackend"):  # a stub, as Triton 3.6 lacks a constant that we do not need
         library.cb = compiler
-    compile_kernel = _with_gluon(library.compile_ttir_inplace, library.CompilationResult)
+    compile_kernel = _with_gluon(inspect.unwrap(library.compile_ttir_inplace), library.CompilationResult)
     library.compile_ttir_inplace = _without_debugging(kernel_cache.kept(compile_kernel, library.CompilationResult))
     kernels = library.triton_kernel_call_lib
     kernel_type = xla_launch.kernel_type(inspect.unwrap(kernels.TritonKernel))
@@ -192,6 +192,7 @@ def _with_gluon(compile_kernel: kernel_cache.Compile, result_type: Any) -> kerne
     instructions; this is what Triton's own compiler does for them.
     """
 
+    @functools.wraps(compile_kernel)
     def run(module: Any, backend: Any, options: Any, target: Any) -> Any:
         if '"ttg.num-warps"' not in str(module):  # only Gluon has layouts before any pass
             return compile_kernel(module, backend, options, target)
