@@ -4,6 +4,7 @@ import functools
 import re
 from dataclasses import replace
 from fractions import Fraction as Q
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from lower.kernels import (
     split_attention,
     tensor,
 )
-from lower.test_launch import lowered
+from lower.test_launch import as_by_another_process, lowered
 from lower.test_loop_bounds import sized
 from mugraph.graphs import CAUSAL_BOUNDS, WINDOW
 
@@ -30,6 +31,7 @@ from mirage_jax.compiler.specialization import specialized
 from mirage_jax.errors import GraphError, KernelFault, UnsupportedError
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.lower.backends import compile_for
+from mirage_jax.lower.runtime import aot
 from mirage_jax.lower.runtime.launch import launches, run_cuda, sources
 from mirage_jax.lower.triton.emitter import EmitOptions, KernelSource
 from mirage_jax.mugraph import evaluate
@@ -187,6 +189,19 @@ def test_compiles(case: str) -> None:
     assert found.fits and not found.spills
     assert f".reqntid {32 * 4 * (groups + 1)}" in found.ptx
     assert ("setmaxnreg" in found.ptx) and "wgmma.mma_async" in found.ptx and "cp.async.bulk.tensor" in found.ptx
+
+
+def test_processes_that_try_kernels_run_the_passes_of_gluon(monkeypatch) -> None:
+    """They keep what they compile elsewhere, and so unwrap jax-triton's compiler."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    library, passes, ran = aot.jax_triton_library(), CUDABackend.gluon_to_ttgir, []
+    monkeypatch.setattr(CUDABackend, "gluon_to_ttgir", lambda *args: ran.append(1) or passes(*args))
+    monkeypatch.setattr(library, "compile_ttir_inplace", library.compile_ttir_inplace)  # what follows is undone
+    aot.refuse_what_does_not_fit()
+    graph, schedule = CASES["attention"]
+    as_by_another_process(SimpleNamespace(graph=graph, schedule=schedule))
+    assert ran
 
 
 @pytest.mark.parametrize("case", ["attention", "gated MLP, several blocks"])

@@ -192,7 +192,7 @@ def _with_gluon(compile_kernel: kernel_cache.Compile, result_type: Any) -> kerne
     instructions; this is what Triton's own compiler does for them.
     """
 
-    @functools.wraps(compile_kernel)
+    # No functools.wraps: who unwraps jax-triton's compiler, to keep its results elsewhere, needs these passes.
     def run(module: Any, backend: Any, options: Any, target: Any) -> Any:
         if '"ttg.num-warps"' not in str(module):  # only Gluon has layouts before any pass
             return compile_kernel(module, backend, options, target)
