@@ -21,17 +21,20 @@ DEVICE = "H200"
 PROGRAMS = ("rmsnorm_b1", "lora_b1", "gated_mlp_b8", "gqa_b1", "layer_norm")
 
 
-def write(folder: Path) -> None:
-    """Export each program for a GPU that is not here."""
+def write(folder: Path) -> dict[str, int]:
+    """Export each program for a GPU, which need not be here. Returns the calls of kernels in each."""
     from mirage_jax import exporting
     from mirage_jax.bench.programs import program
 
     folder.mkdir(parents=True, exist_ok=True)
+    kernels: dict[str, int] = {}
     for name in PROGRAMS:
         p = program(name)
         made = exporting.exported(p.fn, p.inputs, {}, DEVICE)
         (folder / f"{name}.bin").write_bytes(made.program.serialize())
+        kernels[name] = made.kernels
         print(f"{name}: {made.kernels} calls of kernels", flush=True)
+    return kernels
 
 
 def call(folder: Path, name: str) -> jax.Array:
@@ -53,20 +56,13 @@ def run(folder: Path) -> None:
 
 def compare(folder: Path) -> list[str]:
     """A line of a table for each program."""
-    from mirage_jax import exporting
-    from mirage_jax.bench.programs import program
-
     here = folder / "here"
-    here.mkdir(exist_ok=True)
     lines = ["| program | calls of kernels | bits with JAX alone, beside an export made here |", "|---|---:|---|"]
-    for name in PROGRAMS:
-        p = program(name)
-        made = exporting.exported(p.fn, p.inputs, {}, DEVICE)
-        (here / f"{name}.bin").write_bytes(made.program.serialize())
+    for name, kernels in write(here).items():
         alone, again = np.load(folder / f"{name}.npy"), np.asarray(call(here, name))
         assert np.isfinite(alone).all() and np.abs(alone).max() > 0
         verdict = f"{np.count_nonzero(alone != again):,} of {alone.size:,} numbers differ"
-        lines.append(f"| {name} | {made.kernels} | {verdict} |")
+        lines.append(f"| {name} | {kernels} | {verdict} |")
         print(lines[-1], flush=True)
     return lines
 
