@@ -178,7 +178,7 @@ class Unmeasured(Compiler):
     def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in finalists if precise == attempt.precisions[0] else ():
-            self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)
+            self.outcome.problems += self._wrong(attempt, c)
         sized = [replace(c, schedule=tuning.as_precise(c.schedule, precise)) for c in finalists]
         running = [c for c in sized if _has_text(c, counts)]
         if not running:
@@ -195,6 +195,16 @@ class Unmeasured(Compiler):
             winners = islice((w for w in variants if _launches(attempt, w, counts)), 1)  # each takes time to compile
         faster = tuple((w, same, ratio) for w in winners)
         return Comparison(same, faster, (same, ratio) if faster else None)
+
+    def _wrong(self, attempt: TuningSession, c: Candidate) -> list[str]:
+        """The errors of a candidate; none where float64 overflows on the way and the float gate refuses it."""
+        counts = self.outcome.counts
+        problems = list(check_candidate(attempt.reference, c, self.setting, counts))
+        if not problems or _expected(attempt.reference, self.setting.seed).top <= EXPONENT:
+            return problems
+        passed, _ = TuningSession.gate(attempt, attempt.winner(c.graph, c.schedule, c.family))
+        counts["out of float64's range, and refused by the float gate"] += not passed
+        return problems if passed else []
 
 
 # ---------------------------------------------------------------------- candidates
@@ -353,8 +363,7 @@ def _interpreted(
         alone = KernelGraph(
             tuple(c.graph.tensors[n] for n in arrays), (kernel,), (kernel.result.name,), c.graph.extents
         )
-        (out,) = evaluate.run(alone, list(arrays.values()))
-        return out.astype(numpy_dtype(kernel.result.dtype))
+        return evaluate.run(alone, list(arrays.values()), dtype=None, widen=True)[0]
 
     try:
         schedule = next(in_one_launch(c.graph, c.schedule), c.schedule)

@@ -1,22 +1,27 @@
-"""Where the digits of numbers that a graph compares come from.
+"""Where the digits of numbers come from that a graph compares, or whose difference is zero where they are equal.
 
-    t = sum(x);  m = max(t);  t == m    ->    t on both sides
+    t = sum(x);  m = max(t);  t == m            ->    t on both sides
+    t = sum(x);  m = max(t / 3);  t - 3 m       ->    t on both sides, but m was rounded twice since
 
-A value that is computed twice may be rounded in two ways, and a maximum then equals no element. So `verify.types` asks
-where both sides were computed, and `compiler.winner` keeps XLA from computing them again.
+A value that is computed twice may be rounded in two ways, and so may one that is scaled back: a maximum then equals no
+element, and the difference to it is not 0 where it should be. So `verify.types` asks where both sides were computed,
+and `compiler.winner` keeps XLA from computing them again.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import reduce
 
 from mirage_jax.mugraph.dtypes import FLOATS
 from mirage_jax.mugraph.graph import Kernel, KernelGraph, Library, Op
 from mirage_jax.mugraph.operators import COMPARISONS
 
-UNROUNDED = frozenset({"affine", "max", "last", "maximum", "minimum", "where", "mask", "abs"})  # equal if operands are
+UNROUNDED = frozenset({"max", "last", "maximum", "minimum", "where", "mask", "abs", "rounded"})  # equal if operands are
 
 
 @dataclass(frozen=True)
@@ -31,36 +36,60 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class ComparisonSides:
-    """A comparison of floats, and the origins of the digits of each side; a constant has none."""
+class Digits:
+    """The digits of ``factor * x + offset``, where x was computed at `origin`. `roundings` are the factors and offsets
+    on the way at which a float is rounded: all but powers of two.
+    """
+
+    origin: Origin
+    roundings: tuple[tuple[Fraction, Fraction], ...] = ()
+    factor: Fraction = Fraction(1)
+    offset: Fraction = Fraction(0)
+
+    def scaled(self, factor: Fraction, offset: Fraction = Fraction(0)) -> Digits:
+        """The digits of a multiple, plus a constant."""
+        step = abs(factor), offset
+        is_exact = offset == 0 and math.frexp(step[0])[0] == 0.5
+        steps = self.roundings if is_exact else (*self.roundings, step)
+        return Digits(self.origin, steps, factor * self.factor, factor * self.offset + offset)
+
+    def cancels(self, other: Digits) -> bool:
+        """Whether the sum of both is zero, but for rounding."""
+        return self.origin == other.origin and (self.factor, self.offset) == (-other.factor, -other.offset)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A comparison or a difference of floats, and the digits of each side; a constant has none."""
 
     kernel: Kernel
     op: Op
-    sides: tuple[Set[Origin], ...]
+    digits: tuple[Set[Digits], ...]
 
     @property
     def shared(self) -> Set[Origin]:
         """The origins of both sides."""
-        return reduce(lambda a, b: a & b, self.sides)
+        return reduce(lambda a, b: a & b, ({d.origin for d in side} for side in self.digits))
 
     @property
-    def is_of_unrelated(self) -> bool:
-        """Whether both sides have origins, and none in common."""
-        return all(self.sides) and not self.shared
+    def is_torn(self) -> bool:
+        """Whether sides that should be equal need not be. Of a comparison: each has digits that the other has not."""
+        if self.op.op not in COMPARISONS:
+            pairs = itertools.product(*self.digits)
+            return any(x.cancels(y) and x.roundings != y.roundings for x, y in pairs)
+        rounded = [{(d.origin, d.roundings) for d in side} for side in self.digits]
+        everywhere = reduce(lambda a, b: a & b, rounded)
+        return all(side - everywhere for side in rounded)
 
 
-def comparisons(graph: KernelGraph) -> Iterator[ComparisonSides]:
+def comparisons(graph: KernelGraph) -> Iterator[Sides]:
     """All comparisons of floats, in order."""
-    floats = {name for name, t in graph.tensors.items() if t.dtype in FLOATS}
-    stored: dict[str, Set[Origin]] = {t.name: {Origin("", t.name)} for t in graph.inputs}
-    for kernel in graph:
-        origins = {x.name: stored[x.tensor] if x.tensor in floats else set[Origin]() for x in kernel.loads}
-        for op in kernel.ops:
-            sides = tuple(origins[a] for a in op.args)
-            if op.op in COMPARISONS:
-                yield ComparisonSides(kernel, op, sides)
-            origins[op.name] = _made_by(op, kernel) or set[Origin]().union(*sides)
-        stored |= {s.tensor.name: origins[s.value] for s in kernel.stores}
+    return (sides for sides in _all_sides(graph) if sides.op.op in COMPARISONS)
+
+
+def torn(graph: KernelGraph) -> Iterator[Sides]:
+    """Comparisons and differences whose sides need not be equal where they should be."""
+    return (sides for sides in _all_sides(graph) if sides.is_torn)
 
 
 def compared_with_themselves(graph: KernelGraph) -> Set[str]:
@@ -69,8 +98,46 @@ def compared_with_themselves(graph: KernelGraph) -> Set[str]:
     return {origin.name for c in comparisons(graph) for origin in c.shared if origin.kernel in outside}
 
 
-def _made_by(op: Op, kernel: Kernel) -> Set[Origin]:
-    """The origin of an operator's number; none if the number is a constant, or has the digits of an operand."""
-    if not op.args or op.op in UNROUNDED or op.op in COMPARISONS:
+def _all_sides(graph: KernelGraph) -> Iterator[Sides]:
+    floats = {name for name, t in graph.tensors.items() if t.dtype in FLOATS}
+    stored: dict[str, Set[Digits]] = {t.name: {Digits(Origin("", t.name))} for t in graph.inputs}
+    for kernel in graph:
+        digits = {x.name: stored[x.tensor] if x.tensor in floats else set[Digits]() for x in kernel.loads}
+        for op in kernel.ops:
+            operands = tuple(digits[a] for a in op.args)
+            if op.op in COMPARISONS:
+                yield Sides(kernel, op, operands)
+            elif terms := _terms(op):
+                yield Sides(kernel, op, tuple({d.scaled(c) for d in operands[n]} for n, c in terms))
+            digits[op.name] = _digits(op, kernel, operands)
+        stored |= {s.tensor.name: digits[s.value] for s in kernel.stores}
+
+
+def _terms(op: Op) -> tuple[tuple[int, Fraction], ...]:
+    """The operands that an operator subtracts from each other, by position, with their factors."""
+    match op.op:
+        case "add":
+            return (0, _number(op, "ca", 1)), (1, _number(op, "cb", 1))
+        case "exps":
+            return (0, _number(op, "scale", 1)), (1, Fraction(-1))
+        case "lesslogs":
+            return (0, Fraction(1)), (2, -_number(op, "degree", 1))
+        case _:
+            return ()
+
+
+def _number(op: Op, name: str, default: int) -> Fraction:
+    value = op.attributes.get(name, default)
+    assert isinstance(value, int | Fraction), f"{op}: {name}"
+    return Fraction(value)
+
+
+def _digits(op: Op, kernel: Kernel, operands: tuple[Set[Digits], ...]) -> Set[Digits]:
+    """The digits of an operator's number: those of an operand, or its own; a constant has none."""
+    if not op.args or op.op in COMPARISONS:
         return frozenset()
-    return {Origin(kernel.name, kernel.result.name if isinstance(kernel, Library) else op.name)}
+    if op.op in UNROUNDED:
+        return frozenset[Digits]().union(*operands)
+    if op.op in ("affine", "shift"):
+        return {d.scaled(_number(op, "scale", 1), _number(op, "offset", 0)) for d in operands[0]}
+    return {Digits(Origin(kernel.name, kernel.result.name if isinstance(kernel, Library) else op.name))}

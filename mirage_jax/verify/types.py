@@ -7,8 +7,8 @@
 * A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
   program and the lengths of its sums make together; so is a constant that is added, unless the program adds it.
   Exponents are no larger than the program's powers and products make.
-* Where the program compares a number with its own maximum, both sides come from one computation: computed twice, it may
-  be rounded in two ways, and a maximum would equal no element.
+* Where the program compares a number with its own maximum, or subtracts that, both come from one computation: computed
+  twice, or scaled and scaled back, it may be rounded in two ways, and a maximum would equal no element.
 * In its own types, on a few small inputs, it keeps the digits that the program keeps: no certificate sees that adding
   1e9 and subtracting it again loses digits.
 
@@ -27,7 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import VerificationError
-from mirage_jax.mugraph.comparisons import comparisons
+from mirage_jax.mugraph.comparisons import torn
 from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, holds, numpy_dtype
 from mirage_jax.mugraph.graph import Attr, Axis, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import TRUTHS, operator
@@ -164,12 +164,12 @@ def _is_of_matrices(x: set[Axis], y: set[Axis]) -> bool:
 
 
 def _check_comparisons(reference: KernelGraph, candidate: KernelGraph) -> None:
-    """Numbers that the program compares with their own maximum, for one, are computed once."""
-    own = {c.op.op for c in comparisons(reference) if c.is_of_unrelated}
-    for c in comparisons(candidate):
-        if c.is_of_unrelated and c.op.op not in own:
-            places = sorted({str(origin) for side in c.sides for origin in side})
-            raise VerificationError(f"{c.op}: one side is computed apart from the other: {', '.join(places)}")
+    """Numbers that the program compares with their own maximum, or subtracts it from, are computed once."""
+    own = {sides.op.op for sides in torn(reference)}
+    for sides in torn(candidate):
+        if sides.op.op not in own:
+            places = sorted({str(d.origin) for side in sides.digits for d in side})
+            raise VerificationError(f"{sides.op}: one side is computed apart from the other: {', '.join(places)}")
 
 
 # ---------------------------------------------------------------------- constants

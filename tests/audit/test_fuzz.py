@@ -750,6 +750,22 @@ def test_gradients_that_cancel_are_translated_rightly(seed: int, number: int, tm
     assert not outcome.problems and not outcome.inaccurate
 
 
+def test_exponentials_out_of_range_are_no_errors_of_candidates(tmp_path) -> None:
+    """Without a shift, of rows of sentinels, they are infinite in float64, and their quotients numbers: the gate is
+    asked."""
+    program, setting = fuzz.program_of(1452022, 930)
+    outcome = fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path)))
+    assert not outcome.problems and outcome.counts["out of float64's range, and refused by the float gate"]
+
+
+@pytest.mark.parametrize(("seed", "number"), [(1452014, 644), (1452028, 260), (1452031, 163)])
+def test_maxima_keep_their_digits_and_means_their_range(seed: int, number: int, tmp_path) -> None:
+    """A maximum was scaled and scaled back, so that it was no element less itself; one was computed apart from the
+    elements; and float16 held a sum of squares whose mean the program takes."""
+    program, setting = fuzz.program_of(seed, number)
+    assert not fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path))).problems
+
+
 @pytest.mark.parametrize(
     ("seed", "number"),
     [(943700, 12), (947206, 4), (1061056, 24), (1082215, 8), (1071129, 16), (1201403, 64)],
@@ -834,6 +850,33 @@ def test_a_kernel_is_not_blamed_for_the_range_of_its_graph(factor: int, monkeypa
     counts = Counter[str]()
     problems = list(differential.check_candidate(parse(ONES), candidate, Setting(interpret=True), counts))
     assert counts["interpreted"] == 1 and len(problems) == factor - 1
+
+
+LARGE_LOGITS = """mugraph {
+  extents a=16 i=16
+  input x: f32[i,a]
+  library t: f32[i,a] = affine{scale=100000000001} x[i,a]
+  library m: f32[i] = shift{axes=(a), scale=3} t[i,a]
+  library e: f32[i,a] = exps{scale=3} t[i,a] m[i]
+  BODY
+  output s
+}"""
+BY_XLA = "library s: f32[i] = sum{axes=(a)} e[i,a]"
+BY_KERNEL = """kernel k0 grid(i) {
+    %x = load e[i,a]
+    %0[i] = sum{axes=(a)} %x
+    store s: f32[i] = %0
+  }"""
+
+
+def test_between_kernels_xla_computes_in_the_types_of_the_graph() -> None:
+    """In float64, 3 t is above its rounded maximum by thousands, and its exponential infinite."""
+    program, graph = (parse(LARGE_LOGITS.replace("BODY", body)) for body in (BY_XLA, BY_KERNEL))
+    sizes = tuple(KernelSchedule((("i", 16),) if isinstance(k, BlockGraph) else ()) for k in graph)
+    counts = Counter[str]()
+    candidate = Candidate(graph, Schedule(sizes), 1.0, "kernels")
+    assert not list(differential.check_candidate(program, candidate, Setting(interpret=True), counts))
+    assert counts["interpreted"] == 1
 
 
 LOG_SOFTMAX = """mugraph {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.mugraph import evaluate
 from tests.jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, random
 
 N = 16
@@ -128,6 +129,18 @@ def test_overflow_of_float16_is_seen_where_it_is_computed() -> None:
 
     a, v = (A * 100).astype("float16"), (V * 100).astype("float16")
     assert optimized(fn)(a, v) == jax.jit(fn)(a, v) > 0
+
+
+def test_a_sum_that_float16_does_not_hold_stays_in_float32() -> None:
+    """Its mean is float16, as XLA has it: rows would be 0 where the sum is infinite."""
+
+    def normalized(a: jax.Array) -> jax.Array:
+        return (a * lax.rsqrt(jnp.mean(jnp.square(a), -1, keepdims=True) + 1e-6)) @ a
+
+    a = (200 + 10 * A).astype("float16")
+    (region,) = analysis(normalized, a).regions
+    (have,), want = evaluate.run(region.graph, [a], xp=jnp, dtype=None), jax.jit(normalized)(a)
+    assert_close(have.astype("float32"), want.astype("float32"), 2e-3)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from mirage_jax.audit import sources
 from mirage_jax.errors import UnsupportedError, VerificationError
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
-from mirage_jax.mugraph.comparisons import compared_with_themselves
+from mirage_jax.mugraph.comparisons import compared_with_themselves, torn
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.float16_range import in_range, out_of_range
@@ -273,3 +273,56 @@ def test_compared_numbers_are_computed_once(comparison: str) -> None:
         check_types(candidate, candidate)  # a program that compares unrelated numbers
     assert compared_with_themselves(program) == {"t"}
     assert not compared_with_themselves(one) and not compared_with_themselves(twice[0])
+
+
+OF_CHOICES = """library {t}: f32[i,k] = dot{{axes=(j)}} x[i,j] y[j,k]
+  library {s}: f32[i,k] = where b[i,k] {t}[i,k] c[i,k]"""
+
+
+def test_choices_are_compared_by_what_they_choose_from() -> None:
+    """Both sides may be a constant mask's number, so they have that in common; the rest is computed twice."""
+    once = OF_CHOICES.format(t="t", s="s") + "\n  library m: f32[i] = max{axes=(k)} s[i,k]"
+    apart = once.replace("max{axes=(k)} s", "max{axes=(k)} s2").replace(
+        "  library m", "  " + OF_CHOICES.format(t="t2", s="s2") + "\n  library m"
+    )
+    text = LARGEST.replace("  BODY", "  input b: bool[i,k]\n  input c: f32[i,k]\n  BODY")
+    program, twice = (
+        parse(text.replace("BODY", f"{body}\n  library e: bool[i,k] = eq s[i,k] m[i]")) for body in (once, apart)
+    )
+    check_types(program, program)
+    with pytest.raises(VerificationError, match="apart from the other"):
+        check_types(program, twice)
+
+
+DIFFERENCES = """mugraph {
+  extents i=16 k=16
+  input t: f32[i,k]
+  library s: f32[i,k] = affine{scale=SCALE} t[i,k]
+  library m: f32[i] = max{axes=(k)} s[i,k]
+  BODY
+  output e
+}"""
+SCALED_BACK = ("library n: f32[i] = affine{scale=6/5} m[i]", "add{cb=-1} t[i,k] n[i]", "add{cb=-6/5} t[i,k] m[i]")
+
+
+@pytest.mark.parametrize("scale", ["5/6", "1/2"])
+def test_a_maximum_that_is_subtracted_keeps_its_digits(scale: str) -> None:
+    """t - 6/5 max(5/6 t) is not 0 where it should be, and exponentials of large logits make much of that; t - 2 max(t /
+    2) is: no bit of a number changes."""
+    first, *differences = SCALED_BACK
+    bodies = (
+        "library e: f32[i,k] = add{cb=-1} s[i,k] m[i]",
+        f"{first}\n  library e: f32[i,k] = {differences[0]}",
+        f"library e: f32[i,k] = {differences[1]}",
+        "library n: f32[i] = affine{scale=6/5} m[i]\n  library e: f32[i,k] = exps t[i,k] n[i]",
+    )
+    back = {"5/6": "6/5", "1/2": "2"}[scale]
+    text = DIFFERENCES.replace("SCALE", scale)
+    program, *others = (parse(text.replace("BODY", body.replace("6/5", back))) for body in bodies)
+    assert not list(torn(program))
+    for candidate in others:
+        assert [sides.op.op for sides in torn(candidate)] == ([] if scale == "1/2" else [candidate.kernels[-1].op.op])
+        check_types(candidate, candidate)  # a program that scales back itself
+        if scale != "1/2":
+            with pytest.raises(VerificationError, match="apart from the other"):
+                check_types(program, candidate)

@@ -18,6 +18,7 @@ from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate.axes import AxisKey, AxisTable, Dims, View
 from mirage_jax.mugraph.dtypes import FLOATS, holds, lowest, numpy_dtype
 from mirage_jax.mugraph.graph import Attr
+from mirage_jax.mugraph.passes.float16_range import FLOAT16, LEAST_SCALE
 from mirage_jax.mugraph.passes.sentinels import HIGHEST_SENTINEL
 
 ONE, ZERO = Fraction(1), Fraction(0)
@@ -264,10 +265,13 @@ class NodeBuilder:
     # --- nodes
 
     def use(self, x: AxisValue, view: View) -> Use:
-        """The node of x as an operator sees it."""
+        """The node of x as an operator sees it: cast as x is, but float16 may hold a mean and not the sum."""
         assert x.node is not None
-        axes = self.axes.resolve(self.nodes[x.node].axes)
-        return Use(x.node, tuple(view.get(k, k) for k in axes), x.dtype)
+        node = self.nodes[x.node]
+        axes = self.axes.resolve(node.axes)
+        fits = 1 <= abs(x.scale) <= 1 / LEAST_SCALE and x.offset == 0
+        narrows = x.dtype == FLOAT16 and node.dtype in FLOATS and not fits
+        return Use(x.node, tuple(view.get(k, k) for k in axes), node.dtype if narrows else x.dtype)
 
     def append(self, op: str, uses: tuple[Use, ...], over: tuple[AxisKey, ...], dtype: str, **attrs: Attr) -> int:
         """A new node."""
