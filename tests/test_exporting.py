@@ -17,7 +17,8 @@ import mirage_jax
 from mirage_jax import UsageError, cli, exporting
 from mirage_jax.cache import Cache
 from mirage_jax.cache_files import stored_files
-from mirage_jax.compiler.absent_gpu import NOT_RUN, AbsentGpuCompiler, absent_gpu, coarsest
+from mirage_jax.compiler.absent_gpu import NOT_RUN, AbsentGpuCompiler, absent_gpu
+from mirage_jax.compiler.matrix_units import coarsest
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import key_of, store
 from mirage_jax.config import Options

@@ -25,6 +25,7 @@ from mirage_jax import timing
 from mirage_jax.compiler.specialization import is_written, specialized
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.compiler.winner import KERNEL_EMIT_OPTIONS, Winner
+from mirage_jax.compiler.winner import as_precise as as_precise
 from mirage_jax.cost.roofline import estimate, register_pressure
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
@@ -152,11 +153,6 @@ def _as_precise_variants(graph: KernelGraph, schedule: Schedule, precise: Precis
         few = tuple(replace(k, num_stages=min(k.num_stages, STAGES.start)) for k in same.kernels)
         if few != same.kernels:
             yield replace(same, kernels=few)
-
-
-def as_precise(schedule: Schedule, precise: Precision) -> Schedule:
-    """The schedule with all of its kernels as precise as that."""
-    return replace(schedule, kernels=tuple(replace(k, precise=precise) for k in schedule.kernels))
 
 
 def precisions(c: Candidate, allowed: Sequence[Precision]) -> list[Precision]:

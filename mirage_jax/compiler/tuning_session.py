@@ -20,6 +20,7 @@ from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.float_check import Accuracy, FloatGate
 from mirage_jax.compiler.isolation.parent import Outcome, TrialFailure, Trials
+from mirage_jax.compiler.matrix_units import OnMatrixUnits, products_left_to_xla
 from mirage_jax.compiler.refused_kernels import RefusedKernels
 from mirage_jax.compiler.region import RegionOnDevice, as_asked
 from mirage_jax.compiler.specialization import specialized
@@ -71,6 +72,7 @@ XLA_COMPILE_THREADS = 8
 MAX_PREPARING_SECONDS = 60.0  # after the gate is wanted
 MAX_LATE_SECONDS = 10.0  # after a region's share of the budget, within which its first variants are begun
 MIN_OPERATORS_PREPARED = 4  # of a region, from which on the search takes about as long as preparing the float gate
+TF32_CLASSES = ("normal", "uniform", "zero rows", "one hot", "constant rows", "cancelling")  # of inputs
 ELSEWHERE = "H200"  # the device that reports speak of where kernels cannot run
 MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all children
 
@@ -481,7 +483,34 @@ class TuningSession(RegionOnDevice):
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Compare the winner's floats with XLA's on every input class, or on those in `only`: passed, and why."""
         self.wait_for_gate()
-        return self._accuracy.gate(winner, only)
+        passed, why = self._accuracy.gate(winner, only)
+        if passed and not only and (wrong := self._wrong_in_tf32(winner)):
+            return False, wrong
+        return passed, why
+
+    def _wrong_in_tf32(self, winner: Winner) -> str:
+        """Say why the winner is wrong where all products are of TF32; empty if it is not, or nobody can say.
+
+        XLA chooses an algorithm for each small product that it compiles: one that keeps float32's digits in the gate
+        may lose some in the user's program.
+        """
+        here = self._in_tf32
+        if here is None or not here.is_small or not products_left_to_xla(winner.graph):
+            return ""
+        portable = here.subject.winner(winner.graph, winner.schedule, winner.family)
+        passed, why = here.gate(portable, TF32_CLASSES)
+        return "" if passed else f"with products in TF32, {why}"
+
+    @cached_property
+    def _in_tf32(self) -> Accuracy | None:
+        """The same on a processor, with products of TF32; None where the device has none, or JAX no processor."""
+        if not self.multiplies_in_tf32:
+            return None
+        try:
+            processor = jax.local_devices(backend="cpu")[0]
+        except RuntimeError:
+            return None
+        return Accuracy(OnMatrixUnits(self.region, "cpu", processor, self.options))
 
 
 def elsewhere(reference: KernelGraph) -> Elsewhere:

@@ -20,7 +20,7 @@ from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.comparisons import compared_with_themselves
 from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
 from mirage_jax.mugraph.footprint import Footprint, footprint
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Precision, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.thread_fusion import thread_graphs
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
@@ -28,6 +28,11 @@ from mirage_jax.mugraph.views import View
 
 # XLA's default on GPUs is tf32 too; where the program asks for more, schedules say so (`Precision`).
 KERNEL_EMIT_OPTIONS = EmitOptions(dot_precision="tf32")
+
+
+def as_precise(schedule: Schedule, precise: Precision) -> Schedule:
+    """The schedule with all of its kernels as precise as that."""
+    return replace(schedule, kernels=tuple(replace(k, precise=precise) for k in schedule.kernels))
 
 
 class Family(StrEnum):

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 
 from mirage_jax.mugraph.dtypes import FLOATS
-from mirage_jax.mugraph.graph import Kernel, KernelGraph, Library, Op
+from mirage_jax.mugraph.graph import Kernel, KernelGraph, Library, Op, Tensor
 from mirage_jax.mugraph.operators import COMPARISONS
 
 UNROUNDED = frozenset({"max", "last", "maximum", "minimum", "where", "mask", "abs", "rounded"})  # equal if operands are
@@ -73,7 +73,7 @@ class Sides:
 
     @property
     def is_torn(self) -> bool:
-        """Whether sides that should be equal need not be. Of a comparison: each has digits that the other has not."""
+        """Whether sides that should be equal need not be. In a comparison, each has digits that the other has not."""
         if self.op.op not in COMPARISONS:
             pairs = itertools.product(*self.digits)
             return any(x.cancels(y) and x.roundings != y.roundings for x, y in pairs)
@@ -99,45 +99,46 @@ def compared_with_themselves(graph: KernelGraph) -> Set[str]:
 
 
 def _all_sides(graph: KernelGraph) -> Iterator[Sides]:
-    floats = {name for name, t in graph.tensors.items() if t.dtype in FLOATS}
-    stored: dict[str, Set[Digits]] = {t.name: {Digits(Origin("", t.name))} for t in graph.inputs}
+    stored = {t.name: _of_tensor(t, {Digits(Origin("", t.name))}) for t in graph.inputs}
     for kernel in graph:
-        digits = {x.name: stored[x.tensor] if x.tensor in floats else set[Digits]() for x in kernel.loads}
+        digits = {x.name: stored[x.tensor] for x in kernel.loads}
         for op in kernel.ops:
             operands = tuple(digits[a] for a in op.args)
-            if op.op in COMPARISONS:
-                yield Sides(kernel, op, operands)
-            elif terms := _terms(op):
-                yield Sides(kernel, op, tuple({d.scaled(c) for d in operands[n]} for n, c in terms))
+            if sides := _sides(op, operands):
+                yield Sides(kernel, op, sides)
             digits[op.name] = _digits(op, kernel, operands)
-        stored |= {s.tensor.name: digits[s.value] for s in kernel.stores}
+        stored |= {s.tensor.name: _of_tensor(s.tensor, digits[s.value]) for s in kernel.stores}
 
 
-def _terms(op: Op) -> tuple[tuple[int, Fraction], ...]:
-    """The operands that an operator subtracts from each other, by position, with their factors."""
+def _of_tensor(tensor: Tensor, digits: Set[Digits]) -> Set[Digits]:
+    return digits if tensor.dtype in FLOATS else frozenset()
+
+
+def _sides(op: Op, operands: Sequence[Set[Digits]]) -> tuple[Set[Digits], ...]:
+    """What an operator compares, or adds up if one of two terms may cancel the other."""
+
+    def term(n: int, factor: Fraction) -> Set[Digits]:
+        return {d.scaled(factor) for d in operands[n]}
+
     match op.op:
+        case comparison if comparison in COMPARISONS:
+            return tuple(operands)
         case "add":
-            return (0, _number(op, "ca", 1)), (1, _number(op, "cb", 1))
+            return term(0, op.number("ca")), term(1, op.number("cb"))
         case "exps":
-            return (0, _number(op, "scale", 1)), (1, Fraction(-1))
+            return term(0, op.number("scale")), term(1, Fraction(-1))
         case "lesslogs":
-            return (0, Fraction(1)), (2, -_number(op, "degree", 1))
+            return term(0, Fraction(1)), term(2, -op.number("degree"))
         case _:
             return ()
 
 
-def _number(op: Op, name: str, default: int) -> Fraction:
-    value = op.attributes.get(name, default)
-    assert isinstance(value, int | Fraction), f"{op}: {name}"
-    return Fraction(value)
-
-
-def _digits(op: Op, kernel: Kernel, operands: tuple[Set[Digits], ...]) -> Set[Digits]:
-    """The digits of an operator's number: those of an operand, or its own; a constant has none."""
+def _digits(op: Op, kernel: Kernel, operands: Sequence[Set[Digits]]) -> Set[Digits]:
+    """The digits of an operator's number: its own or an operand's; a constant has none."""
     if not op.args or op.op in COMPARISONS:
         return frozenset()
     if op.op in UNROUNDED:
         return frozenset[Digits]().union(*operands)
     if op.op in ("affine", "shift"):
-        return {d.scaled(_number(op, "scale", 1), _number(op, "offset", 0)) for d in operands[0]}
+        return {d.scaled(op.number("scale"), op.number("offset", 0)) for d in operands[0]}
     return {Digits(Origin(kernel.name, kernel.result.name if isinstance(kernel, Library) else op.name))}

@@ -575,3 +575,37 @@ def test_coarse_products_may_turn_a_relu_the_other_way(monkeypatch: pytest.Monke
     monkeypatch.undo()
     monkeypatch.setattr(Accuracy, "_on_host", True)
     assert "differs from the user's" in accuracy._misread(wrong)
+
+
+NORMALIZED = """mugraph {
+  extents i=3 j=26 k=31 l=26
+  input x0: f32[i,j,k]
+  input x1: f32[i,k,l]
+  library m0: f32[i,j] = sum{axes=(k)} x0[i,j,k]
+  library m1: f32[i,l] = sum{axes=(k)} x1[i,k,l]
+  library m2: f32[i,j,l] = dot{axes=(k)} x0[i,j,k] x1[i,k,l]
+  library m3: f32[i,j,k] = add{cb=-1/31} x0[i,j,k] m0[i,j]
+  library m4: f32[i,j,l] = mul m0[i,j] m1[i,l]
+  library m5: f32[i,j,l] = add{cb=-1/31} m2[i,j,l] m4[i,j,l]
+  library m6: f32[i,j] = dot{axes=(k)} m3[i,j,k] m3[i,j,k]
+  library m7: f32[i,j] = pow{exponent=-1/2, offset=2748779/274877906944, scale=1/31} m6[i,j]
+  library t6: f32[i,j,l] = mul m7[i,j] m5[i,j,l]
+  output t6
+}"""
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_small_products_may_be_of_tf32_in_the_users_program(platform: str, monkeypatch) -> None:
+    """x w - mean(x) sum(w) has float32's digits here, as small products have where XLA takes no matrix units."""
+
+    def normalized(x: jax.Array, w: jax.Array) -> jax.Array:
+        return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) @ w
+
+    monkeypatch.setattr(RegionOnDevice, "compiled", lambda self, f, options=None: jax.jit(f))
+    session = TuningSession(region(normalized, (3, 26, 31), (3, 31, 26)), platform, jax.devices()[0], Options())
+    graphs = session.reference, parse(NORMALIZED)
+    verdicts = [
+        session.gate(session.winner(g, Schedule((KernelSchedule(),) * len(g.kernels)), "algebra")) for g in graphs
+    ]
+    assert verdicts[0][0] and verdicts[1][0] == (platform == "cpu")
+    assert platform == "cpu" or verdicts[1][1].startswith("with products in TF32, constant rows: ")
