@@ -14,6 +14,7 @@ from jax import lax
 
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.winner import Winner, as_precise
+from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn
 from mirage_jax.jaxpr_frontend.partition.program import Bind
 from mirage_jax.jaxpr_frontend.translate.rules import PRODUCT_PRIMITIVES, asks_for_float32
@@ -80,7 +81,10 @@ def coarsest(winner: Winner) -> Precision:
     if not winner.has_kernels:
         return Precision.ROUNDED
     own = launch.sources(winner.graph, winner.schedule, winner.options)
-    exact = launch.sources(winner.graph, as_precise(winner.schedule, Precision.FLOAT32), winner.options)
+    try:
+        exact = launch.sources(winner.graph, as_precise(winner.schedule, Precision.FLOAT32), winner.options)
+    except (LoweringError, UnsupportedError):  # no such text: all of them may use matrix units
+        exact = [None] * len(own)
     kernels = zip(winner.schedule.kernels, own, exact, strict=True)
     return min(
         (Precision.ROUNDED if a is None else k.precise for k, a, b in kernels if a is None or a != b),

@@ -495,7 +495,7 @@ class TuningSession(RegionOnDevice):
         may lose some in the user's program.
         """
         here = self._in_tf32
-        if here is None or not here.is_small or not products_left_to_xla(winner.graph):
+        if here is None or not self._accuracy.is_small or not products_left_to_xla(winner.graph):
             return ""
         portable = here.subject.winner(winner.graph, winner.schedule, winner.family)
         passed, why = here.gate(portable, TF32_CLASSES)
