@@ -11,7 +11,6 @@ and `compiler.winner` keeps XLA from computing them again.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
@@ -48,14 +47,18 @@ class Digits:
 
     def scaled(self, factor: Fraction, offset: Fraction = Fraction(0)) -> Digits:
         """The digits of a multiple, plus a constant."""
-        step = abs(factor), offset
-        is_exact = offset == 0 and math.frexp(step[0])[0] == 0.5
+        is_exact = offset == 0 and _is_power_of_two(abs(factor))
+        step = (factor, offset) if factor > 0 else (-factor, -offset)  # a sign changes no rounding
         steps = self.roundings if is_exact else (*self.roundings, step)
         return Digits(self.origin, steps, factor * self.factor, factor * self.offset + offset)
 
     def cancels(self, other: Digits) -> bool:
         """Whether the sum of both is zero, but for rounding."""
         return self.origin == other.origin and (self.factor, self.offset) == (-other.factor, -other.offset)
+
+
+def _is_power_of_two(x: Fraction) -> bool:
+    return x > 0 and all(n & (n - 1) == 0 for n in x.as_integer_ratio())
 
 
 @dataclass(frozen=True)

@@ -326,3 +326,10 @@ def test_a_maximum_that_is_subtracted_keeps_its_digits(scale: str) -> None:
         if scale != "1/2":
             with pytest.raises(VerificationError, match="apart from the other"):
                 check_types(program, candidate)
+
+
+def test_constants_beyond_every_float_are_refused() -> None:
+    """Whoever edits a stored decision may write any number."""
+    text = DIFFERENCES.replace("SCALE", str(10**400)).replace("BODY", "library e: f32[i,k] = add{cb=-1} s[i,k] m[i]")
+    with pytest.raises(VerificationError, match="beyond every float"):
+        check_types(parse(text.replace(str(10**400), "5/6")), parse(text))
