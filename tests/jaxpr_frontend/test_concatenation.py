@@ -241,6 +241,19 @@ def test_reasons(fn: Callable[..., Any], primitive: str, code: Code) -> None:
     assert_close(jnp.nan_to_num(optimized(fn)(X)), jnp.nan_to_num(fn(X)))
 
 
+def test_windows_of_both_sides_of_a_product_have_names_of_their_own() -> None:
+    """Rows times themselves, in segments: along one side a segment may be the same all along."""
+
+    def gram(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = jnp.pad(jnp.concatenate([x, jnp.ones_like(x[:1])]), ((0, 0), (0, 1)))
+        both = jnp.stack([rows, -rows], 2).reshape(-1, 2)
+        return both @ both.T, both @ both.T @ random(21, 3, seed=9)
+
+    (region,) = analysis(gram, random(2, 6, scale=1.0)).regions
+    values = [random(*region.avals[b.value].shape, seed=7, scale=1.0) for b in region.inputs]
+    assert_close(oracle(region, values), region.reference(*values), 1e-3)
+
+
 # --- random programs
 
 PARTS = ("slice", "stride", "halves", "swap", "concatenate", "pad", "stack")

@@ -63,10 +63,23 @@ class Resolver:
             return value
         assert value.node is not None
         self.b.equation = self._to_blame(value.node, key)
+        is_read = key in self.b.axes.resolve(self.b.nodes[value.node].axes)
         node, window = restrict(self.b, value.node, key, start, size)
         dims = list(self.b.dims(value))
         dims[d] = window
+        taken = {k for e, dim in enumerate(dims) if (e == d) == is_read for k in dim}
+        for e in (e for e in range(len(dims)) if (e == d) != is_read):  # the node does not read these, or not this one
+            dims[e] = self._apart(dims[e], taken)
+        self.b.axes.keep_apart(itertools.chain(*dims))
         return replace(value, node=node, dims=tuple(dims))
+
+    def _apart(self, dim: Sequence[AxisKey], taken: set[AxisKey]) -> tuple[AxisKey, ...]:
+        """A dimension along which a value is the same, under names that are not taken; they are taken then."""
+        names: list[AxisKey] = []
+        for key in dim:
+            names.append(self.b.axes.copy_of(key, taken) if key in taken else key)
+            taken.add(names[-1])
+        return tuple(names)
 
     def _resolved(self, value: AxisValue) -> AxisValue:
         """The same value of a node that is no alias and depends on none."""
