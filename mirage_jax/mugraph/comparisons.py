@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 
-from mirage_jax.mugraph.dtypes import FLOATS
+from mirage_jax.mugraph.dtypes import FLOATS, is_power_of_two
 from mirage_jax.mugraph.graph import Kernel, KernelGraph, Library, Op, Tensor
 from mirage_jax.mugraph.operators import COMPARISONS
 
@@ -47,7 +47,7 @@ class Digits:
 
     def scaled(self, factor: Fraction, offset: Fraction = Fraction(0)) -> Digits:
         """The digits of a multiple, plus a constant."""
-        is_exact = offset == 0 and _is_power_of_two(abs(factor))
+        is_exact = offset == 0 and is_power_of_two(abs(factor))
         step = (factor, offset) if factor > 0 else (-factor, -offset)  # a sign changes no rounding
         steps = self.roundings if is_exact else (*self.roundings, step)
         return Digits(self.origin, steps, factor * self.factor, factor * self.offset + offset)
@@ -55,10 +55,6 @@ class Digits:
     def cancels(self, other: Digits) -> bool:
         """Whether the sum of both is zero, but for rounding."""
         return self.origin == other.origin and (self.factor, self.offset) == (-other.factor, -other.offset)
-
-
-def _is_power_of_two(x: Fraction) -> bool:
-    return x > 0 and all(n & (n - 1) == 0 for n in x.as_integer_ratio())
 
 
 @dataclass(frozen=True)

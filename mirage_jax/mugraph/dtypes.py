@@ -107,6 +107,11 @@ def holds(dtype: Any, number: Fraction) -> bool:
     return math.isfinite(own) and Fraction(own) == number
 
 
+def is_power_of_two(x: Fraction) -> bool:
+    """Is a product with it exact in every binary float?"""
+    return x > 0 and all(n & (n - 1) == 0 for n in x.as_integer_ratio())
+
+
 def lowest(dtype: Any) -> float:
     """The most negative finite number of numpy's type of floats."""
     return float(ml_dtypes.finfo(dtype).min)

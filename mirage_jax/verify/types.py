@@ -163,11 +163,15 @@ def _is_of_matrices(x: set[Axis], y: set[Axis]) -> bool:
 # ---------------------------------------------------------------------- comparisons
 
 
+@functools.lru_cache(maxsize=8)
+def _torn_operators(reference: KernelGraph) -> frozenset[str]:
+    return frozenset(sides.op.op for sides in torn(reference))
+
+
 def _check_comparisons(reference: KernelGraph, candidate: KernelGraph) -> None:
     """Numbers that the program compares with their own maximum, or subtracts it from, are computed once."""
-    own = {sides.op.op for sides in torn(reference)}
     for sides in torn(candidate):
-        if sides.op.op not in own:
+        if sides.op.op not in _torn_operators(reference):
             places = sorted({str(d.origin) for side in sides.digits for d in side})
             raise VerificationError(f"{sides.op}: one side is computed apart from the other: {', '.join(places)}")
 

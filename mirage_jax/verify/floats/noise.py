@@ -12,7 +12,6 @@ ever all.
 from __future__ import annotations
 
 import itertools
-import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 import numpy
 
 from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
-from mirage_jax.mugraph.dtypes import is_float
+from mirage_jax.mugraph.dtypes import is_float, is_power_of_two
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor
 from mirage_jax.mugraph.passes.sentinels import HIGHEST_SENTINEL
@@ -124,9 +123,7 @@ def unrounded(graph: KernelGraph) -> frozenset[str]:
 
 
 def _is_exact(op: Op) -> bool:
-    scale, offset = (op.attributes.get(name, default) for name, default in (("scale", 1), ("offset", 0)))
-    assert isinstance(scale, int | Fraction), f"{op}: scale"
-    return op.op in EXACT and offset == 0 and math.frexp(abs(float(scale)))[0] == 0.5
+    return op.op in EXACT and op.number("offset", 0) == 0 and is_power_of_two(abs(op.number("scale")))
 
 
 def sentinels(graph: KernelGraph) -> tuple[float, ...]:
