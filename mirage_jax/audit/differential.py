@@ -64,6 +64,7 @@ log = logging.getLogger("mirage_jax")
 type Function = Callable[..., Any]
 
 SAMPLES = 8  # of rounding noise
+MANY_SAMPLES = 128  # before a difference counts: the largest of few samples is no bound where one error in ten is large
 SPREAD = 4.0  # how much worse than the noise, or than XLA, a result may be
 EXACT = 1e-6  # relative error of a candidate in float64; a wrong one is off by the size of its values
 EXPONENT = 700.0  # exponentials of numbers beyond are zero or infinite in float64, and their quotients no numbers
@@ -412,8 +413,8 @@ def examine(
     """
     plain = jax.jit(program(jax.jit)).trace(*args)
     exact = float64.evaluate(plain.jaxpr, args)
-    tf32 = setting.platform == "cuda"
-    noise = float64.spread(plain.jaxpr, args, exact, SAMPLES, setting.seed, tf32, setting.strict_range)
+    how = setting.seed, setting.platform == "cuda", setting.strict_range  # noise is drawn
+    noise = float64.spread(plain.jaxpr, args, exact, SAMPLES, *how)
     outcome, have = _optimized(program, args, setting)
     if have is None:
         return outcome
@@ -429,7 +430,8 @@ def examine(
                 again = examine(program, args, replace(setting, gate=True))
                 again.counts["asked the float gate"] += 1
                 return again
-            runs = float64.disturbed_runs(plain.jaxpr, args, SAMPLES, setting.seed, tf32, setting.strict_range)
+            noise = float64.spread(plain.jaxpr, args, exact, MANY_SAMPLES, *how)
+            runs = float64.disturbed_runs(plain.jaxpr, args, SAMPLES, *how)
             differences = _differences(exact, noise, xla, results, float64.shifts(runs, exact))
             if differences and not setting.strict_range and float64.grows(plain.jaxpr, args):
                 strict = examine(program, args, replace(setting, strict_range=True))

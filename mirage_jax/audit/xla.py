@@ -29,7 +29,7 @@ from mirage_jax.agreement import tolerance
 from mirage_jax.audit import float64
 from mirage_jax.audit.differential import SAMPLES, judged
 from mirage_jax.bench.tables import Cells, TableReport
-from mirage_jax.compiler.float_check import biases, indices_compared, inputs_under_roots, switches
+from mirage_jax.compiler.float_check import biases, indices_compared, inputs_under_roots, scaled_logits, switches
 from mirage_jax.config import disabled, unknown
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat
@@ -185,8 +185,8 @@ def _classes(jaxpr: Jaxpr, leaves: Sequence[Any]) -> InputClasses:
         for i, count in indices_compared(region).items():
             if (place := places.get(region.inputs[i].value)) is not None:
                 counts[place] = max(counts.get(place, 1), count)
-    masks = arguments(switches)
-    return input_classes(leaves, 0, NEAR, arguments(inputs_under_roots), counts, masks, arguments(biases))
+    own = [arguments(of) for of in (switches, biases, scaled_logits)]
+    return input_classes(leaves, 0, NEAR, arguments(inputs_under_roots), counts, *own)
 
 
 @dataclass

@@ -50,6 +50,7 @@ OCTAVES_BEYOND = 3  # powers of two beyond the last at which XLA gives only fini
 NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are tried, and how many
 SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslogs"})  # of logits
 CHOICES = frozenset({"where", "mask"})
+EXPONENTIALS = frozenset({"exp", "exps"})
 LARGE = 8.0  # a factor that puts ordinary numbers above 1
 COPIES = 8  # of all results in float64, that the device holds at a time
 LARGE_BYTES = 4e9  # of all copies, from which on noise that is not looked at is let go
@@ -159,7 +160,8 @@ class Accuracy:
     def _classes(self) -> input_classes.InputClasses:
         region = self.subject.region
         near, roots, counts = self._cancelled_by, inputs_under_roots(region), indices_compared(region)
-        return input_classes.input_classes(self.subject.specs, 0, near, roots, counts, switches(region), biases(region))
+        logits = biases(region), scaled_logits(region)
+        return input_classes.input_classes(self.subject.specs, 0, near, roots, counts, switches(region), *logits)
 
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
         """Say why the winner's results for inputs of a class are wrong; empty if they are not.
@@ -783,6 +785,30 @@ def biases(region: Region) -> list[int]:
     return [i for i in sorted(_floats(region) - others) if not found.isdisjoint(region.inputs[i].tensors)]
 
 
+def scaled_logits(region: Region) -> list[int]:
+    """Inputs of floats, by position, from which logits are computed that a quotient, power or exponential scales.
+
+    Where all inputs are large, such a factor may make the logits small, or leave the range of its type.
+    """
+    above: dict[str, set[str]] = {}  # what a tensor is computed from, and itself
+    scaled: set[str] = set()  # tensors with such a factor
+    found: set[str] = set()
+    for k in region.graph.kernels:
+        operands = [x.tensor for x in k.loads]
+        name = k.stores[0].tensor.name
+        above[name] = {name, *operands}.union(*(above.get(x, ()) for x in operands))
+        if k.ops[0].op in EXPONENTIALS and operands[0] in scaled:
+            found |= above[name]
+        if _scales(k.ops[0]) or not scaled.isdisjoint(operands):
+            scaled.add(name)
+    return [i for i in sorted(_floats(region)) if not found.isdisjoint(region.inputs[i].tensors)]
+
+
+def _scales(op: Op) -> bool:
+    """Whether an operator's result may be small where its operands are large."""
+    return op.op in (*EXPONENTIALS, "inner_exp", "div") or (op.op == "pow" and op.number("exponent") < 0)
+
+
 def _passed_on(k: Library) -> list[str]:
     """Operands that an operator adds or chooses from: logits if its result is one."""
     if k.op.op in SUMS:
@@ -793,7 +819,7 @@ def _passed_on(k: Library) -> list[str]:
 def _logits(k: Library, operators: Mapping[str, Library]) -> list[str]:
     """Operands that are logits, or may be: not those in whose place a mask puts an ordinary number, such as 0."""
     match k.op.op:
-        case "exp" | "exps":
+        case op if op in EXPONENTIALS:
             return _operands(k)[:1]
         case op if op in CHOICES:
             options = _passed_on(k)

@@ -766,6 +766,14 @@ def test_maxima_keep_their_digits_and_means_their_range(seed: int, number: int, 
     assert not fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path))).problems
 
 
+@pytest.mark.parametrize(("seed", "number"), [(1463015, 13), (1520007, 34)])
+def test_one_row_far_from_zero_and_many_samples(seed: int, number: int, tmp_path) -> None:
+    """Where one of two inputs in logits is far from zero, a logarithm needs the row's maximum; and a float16 cotangent
+    is infinite in few of many samples of noise."""
+    program, setting = fuzz.program_of(seed, number)
+    assert not fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path))).problems
+
+
 @pytest.mark.parametrize(
     ("seed", "number"),
     [(943700, 12), (947206, 4), (1061056, 24), (1082215, 8), (1071129, 16), (1201403, 64)],

@@ -16,7 +16,15 @@ import pytest
 
 from mirage_jax.audit.sources import SPACE
 from mirage_jax.compiler import float_check, tuning_session
-from mirage_jax.compiler.float_check import Accuracy, biases, indices_compared, inputs_under_roots, same_bits, switches
+from mirage_jax.compiler.float_check import (
+    Accuracy,
+    biases,
+    indices_compared,
+    inputs_under_roots,
+    same_bits,
+    scaled_logits,
+    switches,
+)
 from mirage_jax.compiler.isolation.parent import Trials
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import STORED_INPUT_CLASSES
@@ -368,6 +376,41 @@ def test_logarithms_far_from_zero() -> None:
     r = region(lambda x, w: jnp.exp(jax.nn.log_softmax(x)) @ w, (8, 8), (8, 8))
     assert gated(r, r.graph)[0]
     assert not gated(r, shift_added_first(r.graph), "rows far from zero")[0]
+
+
+def test_one_of_two_inputs_in_logits_is_far_from_zero() -> None:
+    """All of them are no help where one is the logarithm of a divisor: beside its e^-1024 nothing else counts."""
+
+    def f(y: jax.Array, t: jax.Array, x: jax.Array) -> jax.Array:
+        """Log-sum-exps of columns of x - sum |t / exp(y)|: x[M], t[N, M, 1], y[1]."""
+        return jax.nn.logsumexp(x - jnp.sum(jnp.abs(t / jnp.exp(y)), -1), 1)
+
+    r = region(f, (1,), (4, 8, 1), (8,))
+    found = re.search(r"library (\w+): f32\[\w+\] = logs \w+\[\w+\] \w+\[\w+\]", str(r.graph))
+    logits = re.search(r"library \w+: f32\[(\w+)\] = max\{axes=\((\w+)\)\} (\w+\[\w+,\w+\])", str(r.graph))
+    assert found is not None and logits is not None
+    row, along, z = logits.groups()
+    unshifted = (
+        f"library e: f32[{row},{along}] = exp {z}",
+        f"library l: f32[{row}] = sum{{axes=({along})}} e[{row},{along}]",
+        f"library {found[1]}: f32[{row}] = log l[{row}]",
+    )
+    wrong = parse(str(r.graph).replace(found[0], "\n  ".join(unshifted)))
+    assert gated(r, r.graph)[0]
+    passed, why = gated(r, wrong)
+    assert not passed and why.startswith("rows far from zero, of input 2 alone: ")
+
+
+def test_logits_are_large_where_their_factor_is_ordinary() -> None:
+    """With all inputs large, a factor exp(-s) is infinite or 0 for one s, and then no softmax needs its maximum."""
+    r = region(lambda s, x, w: jax.nn.softmax(x * jnp.exp(-s), -1) @ w, (1,), (16, 8), (8, 4))
+    difference = re.search(r"(library \w+: .* = )add\{cb=-1\} (\w+\[\w+,\w+\]) \w+\[\w+\]", str(r.graph))
+    assert difference is not None and scaled_logits(r) == [0, 1]
+    unshifted = parse(str(r.graph).replace(difference[0], f"{difference[1]}affine {difference[2]}"))
+    assert gated(r, r.graph)[0]
+    passed, why = gated(r, unshifted)
+    assert not passed and why.startswith("large input 1: ")
+    assert scaled_logits(region(lambda q, k: jax.nn.softmax(q @ k.T), (16, 8), (16, 8))) == []
 
 
 def test_what_reads_no_floats_has_none_to_scale() -> None:

@@ -34,6 +34,7 @@ class InputClasses(Mapping[str, list[Array]]):
         counts: Mapping[int, int],
         switches: Collection[int],
         biases: Collection[int],
+        scaled: Collection[int],
     ):
         self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
         self.roots, self.counts = frozenset(roots), counts
@@ -44,8 +45,11 @@ class InputClasses(Mapping[str, list[Array]]):
         self.groups = _of_same_rows(self.specs)
         self.own |= {SAME_ROWS: _normal} if self.groups else {}
         self.biases = sorted(biases)
-        self.wholly = {f"{ALL_MASKED} by input {i}": i for i in self.biases[:MOST_WHOLLY]}
-        self.own |= dict.fromkeys((*MASKED, *self.wholly, FAR_ROWS), _normal) if self.biases else {}
+        first = self.biases[:MOST_ALONE]
+        self.wholly = {f"{ALL_MASKED} by input {i}": i for i in first}
+        self.far = {f"{FAR_ROWS}, of input {i} alone": i for i in first} if len(first) > 1 else {}
+        self.own |= dict.fromkeys((*MASKED, *self.wholly, FAR_ROWS, *self.far), _normal) if self.biases else {}
+        self.own |= {f"large input {i}": _large_alone(i) for i in sorted(scaled)[:MOST_ALONE]}
         self.makers = CLASSES | self.own
 
     def __getitem__(self, name: str) -> list[Array]:
@@ -93,6 +97,8 @@ class InputClasses(Mapping[str, list[Array]]):
         elif name == FAR_ROWS:
             for i in self.biases:
                 out[i] = _with_far_rows(out[i], rng)
+        elif name in self.far:  # by one alone: another may be the logarithm of a factor, and hide it or overflow
+            out[self.far[name]] = _with_far_rows(out[self.far[name]], rng)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.makers)
@@ -109,6 +115,7 @@ def input_classes(
     counts: Mapping[int, int] = MappingProxyType({}),
     switches: Collection[int] = (),
     biases: Collection[int] = (),
+    scaled: Collection[int] = (),
 ) -> InputClasses:
     """The input classes of the gate for arrays of the given shapes and dtypes, and one for each value in `near`: where
     a program subtracts a constant, inputs that are almost this constant.
@@ -119,12 +126,13 @@ def input_classes(
     indices: lengths and labels. `switches` are inputs, by position, with a huge factor: in one class more they are 0 or
     1, as masks that are added to logits are. Where there are masks of booleans, some of their rows are all false in a
     class of its own. `biases` are inputs, by position, that are added to logits: in some classes they hold what masks
-    logits, in whole rows and columns and in part, or one of them masks all, or their rows are far from zero.
+    logits, in whole rows and columns and in part, or one of them masks all, or rows of all or of one are far from zero.
+    Of inputs in `scaled`, by position, each is large in a class of its own, and all others are ordinary numbers.
 
     Arrays of floats whose rows are of one length have the same rows in a class of its own: points and themselves, or
     queries that are the keys. Differences are zero there, and a row's largest number is on its diagonal.
     """
-    return InputClasses(specs, seed, near, roots, counts, switches, biases)
+    return InputClasses(specs, seed, near, roots, counts, switches, biases, scaled)
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
@@ -165,6 +173,10 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> 
 
 def _scaled(scale: float) -> Maker:
     return lambda rng, shape, position: scale * rng.standard_normal(shape)
+
+
+def _large_alone(i: int) -> Maker:
+    return lambda rng, shape, position: (1e3 if position == i else 1.0) * rng.standard_normal(shape)
 
 
 def _near(value: float) -> Maker:
@@ -298,7 +310,7 @@ MASKED = {
     "masked rows, infinite": MaskPattern(columns=False, infinite=True),
     "masked columns, infinite": MaskPattern(columns=True, infinite=True),
 }
-ALL_MASKED, MOST_WHOLLY = "all masked", 4  # by how many inputs at most, each in a class of its own
+ALL_MASKED, MOST_ALONE = "all masked", 4  # of how many inputs at most each has a class of its own
 FAR_ROWS, FAR_AWAY = "rows far from zero", 2.0**10
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
