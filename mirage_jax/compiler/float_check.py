@@ -212,7 +212,7 @@ class Accuracy:
         return partial(
             self._compared,
             winner,
-            kinds=kinds and name not in input_classes.SPOILED,
+            kinds=kinds and not input_classes.is_spoiled(name),
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
             masks=input_classes.may_mask(name),
             brink=math.inf if self._keeps_range or name not in input_classes.EXTREME else gate.LATE,

@@ -298,6 +298,15 @@ def test_input_classes(name: str, dtype: type) -> None:
         assert (name in ("nan", "inf", "-inf")) == any(not np.isfinite(x).all() for x in one)
 
 
+@pytest.mark.parametrize("shape", [(), (5,), (3, 7), (7, 3), (2, 4, 4)])
+def test_an_infinite_logit_is_where_no_causal_mask_hides_it(shape: tuple[int, ...]) -> None:
+    for seed in range(5):
+        classes = input_classes([((2,), np.float32), (shape, np.float32)], seed, biases=[1])
+        (place,) = np.argwhere(np.isinf(classes["infinite input 1"][1]))
+        assert len({*place[-2:].tolist()}) <= 1
+        assert sum(np.isnan(x).sum() for x in classes["nan"]) == 1
+
+
 def test_input_classes_are_a_mapping() -> None:
     classes = input_classes([((2, 2), np.float32)], 0)
     assert set(classes) == set(CLASSES)

@@ -48,7 +48,9 @@ class InputClasses(Mapping[str, list[Array]]):
         first = self.biases[:MOST_ALONE]
         self.wholly = {f"{ALL_MASKED} by input {i}": i for i in first}
         self.far = {f"{FAR_ROWS}, of input {i} alone": i for i in first} if len(first) > 1 else {}
-        self.own |= dict.fromkeys((*MASKED, *self.wholly, FAR_ROWS, *self.far), _normal) if self.biases else {}
+        self.infinite = {f"{INFINITE} {i}": i for i in first}
+        names = *MASKED, *self.wholly, FAR_ROWS, *self.far, *self.infinite
+        self.own |= dict.fromkeys(names, _normal) if self.biases else {}
         self.own |= {f"large input {i}": _large_alone(i) for i in sorted(scaled)[:MOST_ALONE]}
         self.makers = CLASSES | self.own
 
@@ -99,6 +101,8 @@ class InputClasses(Mapping[str, list[Array]]):
                 out[i] = _with_far_rows(out[i], rng)
         elif name in self.far:  # by one alone: another may be the logarithm of a factor, and hide it or overflow
             out[self.far[name]] = _with_far_rows(out[self.far[name]], rng)
+        elif name in self.infinite:
+            _spoil([out[self.infinite[name]]], rng, np.inf)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.makers)
@@ -312,6 +316,7 @@ MASKED = {
 }
 ALL_MASKED, MOST_ALONE = "all masked", 4  # of how many inputs at most each has a class of its own
 FAR_ROWS, FAR_AWAY = "rows far from zero", 2.0**10
+INFINITE = "infinite input"
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
 SWITCHES, SIZES = "on or off", {"": 1.0, ", small": 2.0**-10}
@@ -363,8 +368,18 @@ def may_mask(name: str) -> bool:
     return name in (*ORDINARY, *MASKED) or name.startswith((SWITCHES, ALL_MASKED))
 
 
-def _spoil(arrays: list[Array], rng: np.random.Generator, value: float) -> None:
+def is_spoiled(name: str) -> bool:
+    """Does an input of a class hold what is no number, or an infinity that does not mask?"""
+    return name in SPOILED or name.startswith(INFINITE)
+
+
+def _spoil(arrays: Sequence[Array], rng: np.random.Generator, value: float) -> None:
+    """Put a value into one element of one array, on the diagonal of its last two dimensions: masks of indices rarely
+    hide that.
+    """
     eligible = [x for x in arrays if is_float(x.dtype) and x.size]
     if eligible:
         x = eligible[rng.integers(len(eligible))]
-        x.reshape(-1)[rng.integers(x.size)] = value
+        last = x.shape[-2:]
+        place = int(rng.integers(min(last, default=1)))
+        x[(*(int(rng.integers(n)) for n in x.shape[:-2]), *(place for _ in last))] = value
