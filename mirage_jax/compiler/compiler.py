@@ -587,12 +587,18 @@ class Compiler(Decider):
             try:
                 times = apart(measure)
                 found = question.decided(times)
+                _warn_of(times.wrong)
                 timings.info("whole function over plain jit: %s", times)
             except UnsupportedError as why:
                 found = not_measured(question.whole, str(why))
         timings.info("whole function: %s", found)
         question.store(self.cache, found)
         return found
+
+
+def _warn_of(wrong: Mapping[str, str]) -> None:
+    for label, why in wrong.items():
+        log.warning("a function does not run as %s: on random numbers %s; see mirage_jax.bisect", label, why)
 
 
 def _digest(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import timing
+from mirage_jax.compiler.gross_errors import gross_error, moved
 from mirage_jax.compiler.inputs import one_set
 from mirage_jax.compiler.whole_function import WholeTimes
 from mirage_jax.errors import UnsupportedError, in_one_line
@@ -33,7 +34,7 @@ type Function = Callable[..., list[Any]]
 
 
 def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
-    """Measure times and temporary memory of the program as it was written, and of each variant.
+    """Measure times and temporary memory of the program as it was written, and of each variant that is not wrong.
 
     Args:
         whole: the program.
@@ -58,13 +59,15 @@ def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
         plans = {label: c.memory_analysis() for label, c in compiled.items()}
         _check_room(plans.values(), given, sets, device)
         args = [one_set(types, n) for n in range(sets)]
+        wrong: dict[str, str] = {}
+        if _wanted(plans.values(), given, sets + 1, results=3) <= _room(device):
+            compiled, wrong = _without_wrong(compiled, args[0])
         calls = {label: timing.in_turn(c, args) for label, c in compiled.items()}
         times = _times(calls, sets, limit, on_gpu)
         is_short = on_gpu and times[PLAIN].seconds < MAX_HOST_BOUND_SECONDS
         host = _host_times(compiled, args[0], device) if is_short else {}
     seconds = {label: t.seconds for label, t in times.items()}
-    memory = {label: int(plan.temp_size_in_bytes) for label, plan in plans.items() if plan is not None}
-    return WholeTimes(seconds, memory, _over_plain(times), _over_plain(host))
+    return WholeTimes(seconds, _memory(plans), _over_plain(times), _over_plain(host), wrong)
 
 
 def _sets(given: int) -> int:
@@ -93,6 +96,24 @@ def _host_times(compiled: Mapping[str, Any], args: Sequence[jax.Array], device: 
     except Exception as why:  # for lack of memory, say: results of several calls may be there at a time
         log.info("how fast the host makes calls is not known: %s", in_one_line(why))
         return {}
+
+
+def _memory(plans: Mapping[str, Any]) -> dict[str, int]:
+    """Temporary bytes, as XLA plans them."""
+    return {label: int(plan.temp_size_in_bytes) for label, plan in plans.items() if plan is not None}
+
+
+def _without_wrong(compiled: Mapping[str, Any], args: Sequence[jax.Array]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The program and its variants whose results are not grossly wrong; and of the others how they are.
+
+    Raises `UnsupportedError` if they cannot be run.
+    """
+    with _unsupported("it cannot be run on random numbers"):
+        plain = compiled[PLAIN](*args)
+        nearby = compiled[PLAIN](*moved(args))
+        found = {label: gross_error(c(*args), plain, nearby) for label, c in compiled.items() if label != PLAIN}
+    right = {label: c for label, c in compiled.items() if not found.get(label)}
+    return right, {label: why for label, why in found.items() if why}
 
 
 def _lowered(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
@@ -127,12 +148,22 @@ def _times(calls: Mapping[str, timing.Call], sets: int, limit: float, on_gpu: bo
     return timing.time_steps(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
 
 
-def _check_room(plans: Any, given: int, sets: int, device: Any) -> None:
+def _check_room(plans: Iterable[Any], given: int, sets: int, device: Any) -> None:
     """Raises `UnsupportedError` if inputs, results and temporary values do not fit."""
-    largest = max((p.temp_size_in_bytes + sets * p.output_size_in_bytes for p in plans if p is not None), default=0)
-    wanted, free = largest + sets * given, MAX_MEMORY_FRACTION * _free(device)
-    if wanted > free:
-        raise UnsupportedError(f"it needs {wanted / 1e9:.2f} GB of memory, of which {free / 1e9:.2f} are free")
+    wanted, room = _wanted(plans, given, sets, results=sets), _room(device)
+    if wanted > room:
+        raise UnsupportedError(f"it needs {wanted / 1e9:.2f} GB of memory, of which {room / 1e9:.2f} are free")
+
+
+def _wanted(plans: Iterable[Any], given: int, sets: int, results: int) -> int:
+    """Bytes of so many sets of inputs, and of so many results, with temporary values."""
+    largest = max((p.temp_size_in_bytes + results * p.output_size_in_bytes for p in plans if p is not None), default=0)
+    return largest + sets * given
+
+
+def _room(device: Any) -> float:
+    """Bytes of memory that may be used."""
+    return MAX_MEMORY_FRACTION * _free(device)
 
 
 def _free(device: Any) -> float:

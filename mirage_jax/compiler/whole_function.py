@@ -9,7 +9,8 @@ asked of these. Else plain jit runs. So it does where a GPU waits for the host, 
 ours, unless a larger program calls the function.
 
 A decision is stored under the program's fingerprint and the decisions of its regions, so it is asked again when one of
-these changes. It is about speed, never about correctness: every variant is made of proven regions.
+these changes. It is about speed: every variant is made of proven regions. Only where XLA compiles one wrongly as a
+whole, and its results are grossly off, it does not run either.
 """
 
 from __future__ import annotations
@@ -46,13 +47,15 @@ type Ratios = Mapping[str, tuple[float, float, float]]
 @dataclass(frozen=True)
 class WholeTimes:
     """Seconds and temporary bytes by label, and each variant's ratio over plain jit: median, low, high. On a GPU these
-    are device times; `for_the_host` has the ratios of how fast the host makes calls, where they are short.
+    are device times; `for_the_host` has the ratios of how fast the host makes calls, where they are short. Variants in
+    `wrong` differ grossly from plain jit, in words; they have no ratios.
     """
 
     seconds: Mapping[str, float]
     memory: Mapping[str, int]
     ratios: Ratios
     for_the_host: Ratios = field(default_factory=dict[str, tuple[float, float, float]])
+    wrong: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __str__(self) -> str:
         return ", ".join(f"{label} {ratio_as_text(ratio)}" for label, ratio in self.ratios.items())
@@ -127,6 +130,9 @@ class Question:
 
     def decided(self, found: WholeTimes) -> WholeFunction:
         """Choose the variant that runs."""
+        if not found.ratios:
+            why = next(iter(found.wrong.values()))
+            return WholeFunction(PLAIN, f"plain jit: ours differs from it on random numbers: {why}", "search")
         label, (value, low, high) = fastest(found)
         ratio, text = (value, low, high), ratio_as_text((value, low, high))
         host, inside = found.for_the_host.get(label), ""

@@ -2,9 +2,11 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import jax
@@ -16,6 +18,7 @@ import mirage_jax
 from mirage_jax import api, cache_files, timing
 from mirage_jax.cache import Cache, encode
 from mirage_jax.compiler import Compiler, function_timing, whole_function
+from mirage_jax.compiler.gross_errors import gross_error, moved
 from mirage_jax.compiler.whole_function import Question, WholeTimes, fastest
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import UnsupportedError
@@ -464,6 +467,55 @@ def test_a_host_that_starts_ours_more_slowly(device, host, chosen: str) -> None:
     assert ("the host starts it 0.75x" in decided.why) == (host[2] < 1)
     inside = decided.as_part()
     assert inside.chosen == ("xla" if device[1] < 0.98 else "mirage") and inside.as_part() == inside
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A compiled function whose results are others."""
+
+    compiled: Any
+    change: Callable[[jax.Array], jax.Array]
+
+    def __call__(self, *args: Any) -> list[jax.Array]:
+        return [self.change(y) for y in self.compiled(*args)]
+
+    def memory_analysis(self) -> Any:
+        return self.compiled.memory_analysis()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda y: y.at[: len(y) // 4].set(0), "output 0 is off by"),  # a part overwritten
+        (lambda y: y.at[0].set(jnp.nan), "output 0 is not finite in"),
+        (lambda y: 1.001 * y, ""),
+    ],
+)
+def test_what_xla_compiles_wrongly_as_a_whole_does_not_run(change, why: str, monkeypatch, caplog, tmp_path) -> None:
+    compiled = function_timing._compiled
+    new = lambda label, x: compiled(label, x) if label == "xla" else Changed(compiled(label, x), change)  # noqa: E731
+    monkeypatch.setattr(function_timing, "_compiled", new)
+    with measured(2.0, 3.0), caplog.at_level(logging.WARNING, "mirage_jax"):
+        f = mirage_jax.optimize(two, cache_dir=str(tmp_path))
+        assert_same(f(*ARGS), two(*ARGS))
+    whole = f.explain(*ARGS).whole
+    assert (whole.chosen == "xla") == bool(why) and why in whole.why and why in caplog.text
+    assert f.explain(*ARGS).whole.chosen == whole.chosen
+
+
+def test_gross_errors_are_beyond_what_moved_inputs_do() -> None:
+    """Of a sine of huge numbers nothing is known but that it is finite."""
+    x = jax.random.normal(jax.random.key(0), (16, 16))
+    program = lambda x: [2 * x, jnp.sin(1e4 * x), x > 0, jnp.zeros((0,))]  # noqa: E731
+    plain, nearby = program(x), program(*moved([x]))
+    assert gross_error(program(x * (1 + 1e-4)), plain, nearby) == ""
+    for n, name in ((0, "output 0 is off by"), (1, ""), (2, "output 2 is off by")):
+        assert gross_error([*plain[:n], plain[n].T, *plain[n + 1 :]], plain, nearby).startswith(name)
+    assert "output 1 is not finite in 1 of 256" in gross_error(
+        [plain[0], plain[1].at[3, 4].set(jnp.inf)], plain[:2], nearby[:2]
+    )
+    (half,) = moved([jnp.ones((9,), jnp.bfloat16)])
+    assert half.dtype == jnp.bfloat16 and not (half == 1).any()
 
 
 def test_inside_of_a_larger_program_the_host_does_not_count(tmp_path, monkeypatch) -> None:
