@@ -34,19 +34,19 @@ def optimized(fn=layers, **options):
     return f, report
 
 
-def spoil(f, *regions):
-    """Give regions a winner that makes twice the result, as a wrong kernel might."""
+def spoil(f, *regions, by="2"):
+    """Give regions a winner that makes twice the result, or another multiple, as a wrong kernel might."""
     for region in regions:
         memo = region.reference, "cpu"
         decision = f.compiler.decisions[memo]
-        graph = parse(twice(str(decision.winner.graph)))
+        graph = parse(multiplied(str(decision.winner.graph), by))
         f.compiler.decisions[memo] = replace(decision, winner=replace(decision.winner, graph=graph))
 
 
-def twice(text):
-    """The graph with its result multiplied by two."""
+def multiplied(text, by):
+    """The graph with its result multiplied."""
     name, axes = re.findall(r"library (\w+): f32\[(.*?)\] = ", text)[-1]
-    extra = f"library worse: f32[{axes}] = affine{{scale=2}} {name}[{axes}]"
+    extra = f"library worse: f32[{axes}] = affine{{scale={by}}} {name}[{axes}]"
     return re.sub(r"output \w+", f"{extra}\n  output worse", text)
 
 

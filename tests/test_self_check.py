@@ -13,6 +13,8 @@ import mirage_jax
 from mirage_jax.agreement import difference
 from mirage_jax.errors import UsageError, VerificationError
 
+SUBTLY = "21/20"  # by less than what is found where a function is measured as a whole
+
 
 def warnings(caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if "differs from plain jit" in r.getMessage()]
@@ -21,7 +23,7 @@ def warnings(caplog) -> list[str]:
 @pytest.mark.parametrize("mode", ["first", "always"])
 def test_a_wrong_region_is_left_to_plain_jit(mode, caplog) -> None:
     f, report = optimized(check=mode)
-    spoil(f, report.optimized[1])
+    spoil(f, report.optimized[1], by=SUBTLY)
     plain = jax.jit(layers)(*ARGS)
     with caplog.at_level(logging.WARNING, "mirage_jax"), measured(2.0):  # else plain jit may be the faster one
         results = [f(*ARGS) for _ in range(3)]
@@ -77,7 +79,7 @@ def test_donated_arguments_are_taken_once() -> None:
 
 def test_strict_raises() -> None:
     f, report = optimized(check="first", strict=True)
-    spoil(f, report.optimized[0])
+    spoil(f, report.optimized[0], by=SUBTLY)
     with pytest.raises(VerificationError, match="output 0 differs by up to"), measured(2.0):
         f(*ARGS)
 

@@ -80,7 +80,7 @@ def test_integers_are_compared() -> None:
 
 def test_the_command(capsys) -> None:
     assert cli.main(["check-xla", "jax.nn:softmax", "f32[16,64]"]) == cli.OK
-    assert "accurate (1 output on 26 classes" in capsys.readouterr().out
+    assert "accurate (1 output on 27 classes" in capsys.readouterr().out
     assert cli.main(["check-xla", "jax.numpy:exp2", "bf16[16,64]"]) == cli.PROBLEM
     out = capsys.readouterr().out
     assert "XLA's operation" in out and "exp2" in out
