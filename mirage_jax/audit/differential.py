@@ -71,6 +71,7 @@ EXPONENT = 700.0  # exponentials of numbers beyond are zero or infinite in float
 TINY = 1e-12  # the same, relative to the largest value on the way: large terms may cancel in results
 DECIDING = 1e-6  # the same, of what rounding may do to a result: ordinary cancellation is a thousandth of that
 MOVED = 1e-13  # of inputs and results on the way, relative to each: some units of float64
+UNFUSED = {"xla_disable_hlo_passes": "fusion"}  # XLA's options
 RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
 MAX_TILES = 4  # of an axis: an axis of a thousand elements in tiles of two says no more, and takes a second
 DETERMINED = 0.1  # of a row's largest number: results with errors beyond say nothing, and excuse no others
@@ -409,7 +410,8 @@ def examine(
 
     With ``setting.gate`` False a result that differs is computed again with the float gate: a refusal is no
     problem. This runs more than the optimizer would, in less time. Where numbers grow so large that another order of
-    factors may leave float32, which is no promise without `strict_range`, the program is judged with it.
+    factors may leave float32, which is no promise without `strict_range`, the program is judged with it. Where it is
+    right as soon as XLA fuses nothing, XLA compiled it wrongly.
     """
     plain = jax.jit(program(jax.jit)).trace(*args)
     exact = float64.evaluate(plain.jaxpr, args)
@@ -437,12 +439,20 @@ def examine(
                 strict = examine(program, args, replace(setting, strict_range=True))
                 differences = strict.problems
                 outcome.counts["out of range, but not with strict_range"] += not differences
+            if differences and setting.platform == "cpu":
+                _, unfused = _optimized(program, args, setting, UNFUSED)
+                if unfused is not None and not _differences(exact, noise, xla, jax.tree.leaves(unfused)):
+                    outcome.counts["right but for XLA's fusion"] += 1
+                    return outcome
             outcome.problems += differences
     return outcome
 
 
 def _optimized(
-    program: Callable[[Callable[[Function], Function]], Function], args: Sequence[Any], setting: Setting
+    program: Callable[[Callable[[Function], Function]], Function],
+    args: Sequence[Any],
+    setting: Setting,
+    xla_options: dict[str, Any] | None = None,
 ) -> tuple[Outcome, Any]:
     """The results of the optimized program; None if it raised an error."""
     outcome = Outcome()
@@ -455,7 +465,7 @@ def _optimized(
         with _overheard(outcome.problems):
             try:
                 ours = jax.jit(program(lambda f: jax.jit(capture(f, compiler))))
-                have = jax.tree.map(np.asarray, ours.lower(*args).compile()(*args))
+                have = jax.tree.map(np.asarray, ours.lower(*args).compile(xla_options)(*args))
             except Exception as why:
                 outcome.problems.append(_raised(why))
                 return outcome, None
