@@ -753,17 +753,24 @@ def _grows_with(k: Library) -> list[str]:
 
 def inputs_that_meet(region: Region) -> list[tuple[int, int]]:
     """Pairs of inputs of floats, by position, of which a product has one on each side, the earliest products first."""
-    positions = {t: i for i, b in enumerate(region.inputs) for t in b.tensors}
-    above = {t.name: {positions[t.name]} & _floats(region) for t in region.graph.inputs}
+    above = _inputs_above(region)
     found: dict[tuple[int, int], None] = {}
     for k in region.graph.kernels:
         sides = [above[x.tensor] for x in k.loads]
         if k.ops[0].op in ("mul", "dot", "div"):
             x, y = sides if len(sides) == 2 else (sides[0], sides[0])
             found |= dict.fromkeys((min(i, j), max(i, j)) for i in sorted(x) for j in sorted(y) if i != j)
-        for store in k.stores:
-            above[store.tensor.name] = set().union(*sides)
     return list(found)
+
+
+def _inputs_above(region: Region) -> dict[str, set[int]]:
+    """Inputs of floats, by position, from which each tensor is computed."""
+    positions, floats = {t: i for i, b in enumerate(region.inputs) for t in b.tensors}, _floats(region)
+    above = {t.name: {positions[t.name]} & floats for t in region.graph.inputs}
+    for k in region.graph.kernels:
+        inputs = set[int]().union(*(above[x.tensor] for x in k.loads))
+        above |= {store.tensor.name: inputs for store in k.stores}
+    return above
 
 
 def _floats(region: Region) -> set[int]:
@@ -790,18 +797,16 @@ def scaled_logits(region: Region) -> list[int]:
 
     Where all inputs are large, such a factor may make the logits small, or leave the range of its type.
     """
-    above: dict[str, set[str]] = {}  # what a tensor is computed from, and itself
+    above = _inputs_above(region)
     scaled: set[str] = set()  # tensors with such a factor
-    found: set[str] = set()
+    found: set[int] = set()
     for k in region.graph.kernels:
         operands = [x.tensor for x in k.loads]
-        name = k.stores[0].tensor.name
-        above[name] = {name, *operands}.union(*(above.get(x, ()) for x in operands))
         if k.ops[0].op in EXPONENTIALS and operands[0] in scaled:
-            found |= above[name]
+            found |= above[k.name]
         if _scales(k.ops[0]) or not scaled.isdisjoint(operands):
-            scaled.add(name)
-    return [i for i in sorted(_floats(region)) if not found.isdisjoint(region.inputs[i].tensors)]
+            scaled.add(k.name)
+    return sorted(found)
 
 
 def _scales(op: Op) -> bool:

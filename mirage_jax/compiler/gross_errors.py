@@ -1,8 +1,8 @@
 """Does a function as a whole differ from plain jit on random numbers, far beyond what rounding can do?
 
 Each region is proven, and compared with XLA's code alone. XLA compiles all of a function together, and that can go
-wrong: on a CPU it once gave a result the memory of an array that the same loop still read through reshaped views. The
-results are there in any case where a function is timed, so they are compared, too.
+wrong: on a CPU it once gave a result the memory of an array that the same loop still read through reshaped views. So
+where a function is compiled and timed as a whole, its results are compared, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def moved(args: Sequence[jax.Array]) -> list[jax.Array]:
 
 def _moved(x: jax.Array) -> jax.Array:
     by = MOVED_IN_SIXTEEN_BITS if is_sixteen_bit_float(x.dtype) else MOVED
-    up = jnp.arange(x.size).reshape(x.shape) % 3 > 0  # no pattern that rows or columns have in common
+    up = jnp.arange(x.size).reshape(x.shape) % 3 > 0  # two of three
     return (x * jnp.where(up, 1 + by, 1 - by)).astype(x.dtype)
 
 

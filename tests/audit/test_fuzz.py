@@ -750,10 +750,11 @@ def test_gradients_that_cancel_are_translated_rightly(seed: int, number: int, tm
     assert not outcome.problems and not outcome.inaccurate
 
 
-def test_what_xla_fuses_wrongly_is_not_ours(tmp_path) -> None:
-    """It writes a result over an array that the same loop reads through two reshaped views."""
+def test_what_xla_fuses_wrongly_is_told_apart(tmp_path) -> None:
+    """It may write a result over an array that the same loop reads through two reshaped views."""
     program, setting = fuzz.program_of(1530022, 30)
-    assert not fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path))).problems
+    problems = fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path))).problems
+    assert all(why.endswith(differential.RIGHT_UNFUSED) for why in problems)
 
 
 def test_exponentials_out_of_range_are_no_errors_of_candidates(tmp_path) -> None:

@@ -180,7 +180,7 @@ def _scaled(scale: float) -> Maker:
 
 
 def _large_alone(i: int) -> Maker:
-    return lambda rng, shape, position: (1e3 if position == i else 1.0) * rng.standard_normal(shape)
+    return lambda rng, shape, position: CLASSES["large" if position == i else "normal"](rng, shape, position)
 
 
 def _near(value: float) -> Maker:
