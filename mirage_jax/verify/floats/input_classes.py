@@ -46,11 +46,11 @@ class InputClasses(Mapping[str, list[Array]]):
         self.own |= {SAME_ROWS: _normal} if self.groups else {}
         self.biases = sorted(biases)
         first = self.biases[:MOST_ALONE]
-        self.wholly = {f"{ALL_MASKED} by input {i}": i for i in first}
-        self.far = {f"{FAR_ROWS}, of input {i} alone": i for i in first} if len(first) > 1 else {}
-        self.infinite = {f"{INFINITE} {i}": i for i in first}
-        names = *MASKED, *self.wholly, FAR_ROWS, *self.far, *self.infinite
-        self.own |= dict.fromkeys(names, _normal) if self.biases else {}
+        self.alone: dict[str, tuple[int, Change]] = {}  # one bias is changed: another may hide it
+        self.alone |= {f"{ALL_MASKED} by input {i}": (i, _all_lowest) for i in first}
+        self.alone |= {f"{FAR_ROWS}, of input {i} alone": (i, _with_far_rows) for i in first if len(first) > 1}
+        self.alone |= {f"{INFINITE} {i}": (i, _with_infinity) for i in first}
+        self.own |= dict.fromkeys((*MASKED, FAR_ROWS, *self.alone), _normal) if self.biases else {}
         self.own |= {f"large input {i}": _large_alone(i) for i in sorted(scaled)[:MOST_ALONE]}
         self.makers = CLASSES | self.own
 
@@ -94,15 +94,12 @@ class InputClasses(Mapping[str, list[Array]]):
         if name in MASKED:
             for turn, i in enumerate(self.biases):
                 out[i] = MASKED[name].put(out[i], rng, turn)
-        elif name in self.wholly:  # by one input alone: the sum of two lowest numbers is infinite
-            out[self.wholly[name]] = np.full_like(x := out[self.wholly[name]], _lowest(x.dtype))
         elif name == FAR_ROWS:
             for i in self.biases:
                 out[i] = _with_far_rows(out[i], rng)
-        elif name in self.far:  # by one alone: another may be the logarithm of a factor, and hide it or overflow
-            out[self.far[name]] = _with_far_rows(out[self.far[name]], rng)
-        elif name in self.infinite:
-            _spoil([out[self.infinite[name]]], rng, np.inf)
+        elif name in self.alone:
+            i, change = self.alone[name]
+            out[i] = change(out[i], rng)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.makers)
@@ -140,6 +137,7 @@ def input_classes(
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
+type Change = Callable[[Array, np.random.Generator], Array]
 LARGE = 1 << 21  # elements of an array that takes long to draw: some of its rows are drawn, again and again
 MIN_ROWS = 59  # that are drawn of it
 
@@ -301,6 +299,17 @@ class MaskPattern:
 
 def _lowest(dtype: Any) -> float:
     return float(ml_dtypes.finfo(dtype).min)
+
+
+def _all_lowest(x: Array, rng: np.random.Generator) -> Array:
+    """The lowest number throughout, in one input alone: the sum of two is infinite."""
+    return np.full_like(x, _lowest(x.dtype))
+
+
+def _with_infinity(x: Array, rng: np.random.Generator) -> Array:
+    """With one element that is infinite."""
+    _spoil([x], rng, np.inf)
+    return x
 
 
 def _with_far_rows(x: Array, rng: np.random.Generator) -> Array:
