@@ -36,7 +36,7 @@ def below(axioms: Axioms, p: Poly) -> list[Poly]:
     return list(seen)
 
 
-def rank(axioms: Axioms, p: Poly) -> tuple[int, int]:
+def rank(axioms: Axioms, p: Poly) -> int:
     f = KernelTables(axioms, ShiftDegrees(axioms.e, (p,)), Space(), frozenset())
     return f.order(p)
 

@@ -10,6 +10,7 @@ each is useful; backwards, every state is useful.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,15 +25,17 @@ type Leaves = frozenset[Poly]
 type Histogram = int  # number of DAGs with n operators, in bits n * LANE_BITS and up: fast to add and to shift
 type Dag = tuple[tuple[Poly, Decomposition], ...]  # values with the step that makes each, operands first
 type _Chain = tuple[tuple[Poly, Decomposition], _Chain] | None  # the same, results first
-type PendingSet = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
+type PendingSet = tuple[int, ...]  # orders of values, shifted to make room for their passes; the largest is the last
 type Counts = dict[tuple[Leaves, bool], Histogram]  # by loaded values, and whether a loop is used
 type Counted = dict[PendingSet, Counts]
-type _Needs = tuple[tuple[tuple[int, int], Poly, bool], ...]  # (order, value, is it in a loop's body?)
+type _Needs = tuple[tuple[int, bool], ...]  # (entry of a pending set without passes, is it in a loop's body?)
 type _Made = tuple[Decomposition, _Needs]
 type _Step = tuple[Decomposition, float, _Needs]  # with its cost in one loop
 type Weight = Callable[[Poly, Decomposition], float]
 # passes: the loops in which a value is needed, bit n for the one that n more may precede; outputs have REQUIRED set
-REQUIRED = 1 << 16
+PASSES_BITS, VALUE_BITS = 8, 32  # of an entry: numbers hash and compare much faster than nested tuples
+REQUIRED = 1 << PASSES_BITS - 1
+PASSES, VALUE = (1 << PASSES_BITS) - 1, (1 << VALUE_BITS) - 1
 EMPTY: Leaves = frozenset()
 LANE_BITS = 128
 UNCOUNTED_OPERATORS = frozenset({"affine", "const", "iota"})  # scalars ride for free
@@ -143,10 +146,13 @@ class KernelTables:
         return "inhomogeneous exp" if self.shift_degrees.degree(p) is None else ""
 
     @memo
-    def order(self, p: Poly) -> tuple[int, int]:
-        """Operands come strictly before the values made from them; c x has the size of x and comes after it."""
+    def order(self, p: Poly) -> int:
+        """Operands come strictly before the values made from them; c x has the size of x and comes after it.
+
+        The lowest `VALUE_BITS` are the value's own number.
+        """
         scaled = self.axioms.e.affine_parts(p)[0] != p
-        return (2 * self.axioms.e.size(p) + scaled, p)
+        return (2 * self.axioms.e.size(p) + scaled) << VALUE_BITS | p
 
     # ------------------------------------------------------------------ reachability
 
@@ -276,7 +282,7 @@ class KernelTables:
             return at.table[pending]
         self.tick()
         self.stats["states"] += 1
-        (_, top, passes), rest = pending[0], pending[1:]
+        (top, passes), rest = _value_and_passes(pending[-1]), pending[:-1]
         out: Counts = {}
         whole, why_not = self._loadable_as(top, passes, at)
         if why_not:
@@ -338,13 +344,14 @@ class KernelTables:
         """The pending set of a kernel's outputs. One stored inside a loop leaves one loop less for its operands."""
         inside = [self.in_loop(o, loop) for o in outs]
         loops = [self.space.loops - self.in_body(p) if loop else 0 for p in inside]
-        entries = [(self.order(p), p, REQUIRED | 1 << n) for p, n in zip(inside, loops, strict=True)]
-        return tuple(sorted(entries, reverse=True))
+        entries = (self.order(p) << PASSES_BITS | REQUIRED | 1 << n for p, n in zip(inside, loops, strict=True))
+        return tuple(sorted(entries))
 
     @memo
     def _needs(self, s: Decomposition) -> _Needs:
         """Operands of a step that have to be made: their place in a pending set, and whether in a loop's body."""
-        return tuple((self.order(o), o, self.in_body(o)) for o in s.args if not self.axioms.is_input(o))
+        made = (o for o in s.args if not self.axioms.is_input(o))
+        return tuple((self.order(o) << PASSES_BITS, self.in_body(o)) for o in made)
 
     @memo
     def in_body(self, p: Poly) -> bool:
@@ -375,7 +382,7 @@ class KernelTables:
             return at.table.dags[pending]
         at.check()
         self.stats["states"] += 1
-        (_, top, passes), rest = pending[0], pending[1:]
+        (top, passes), rest = _value_and_passes(pending[-1]), pending[:-1]
         best: dict[Leaves, tuple[float, _Chain]] = {}
         whole = self._loadable_as(top, passes, at)[0]
         if whole is not None:
@@ -450,11 +457,17 @@ def _extended(rest: PendingSet, needs: _Needs, passes: int, accumulates: bool) -
     if not needs:
         return rest
     passes = _first(passes) >> 1 if accumulates else passes & ~REQUIRED
-    nxt = {entry[1]: entry for entry in rest}
-    for order, o, in_body in needs:
-        here = passes | nxt[o][2] if o in nxt else passes
-        nxt[o] = (order, o, here if in_body else _first(here) | here & REQUIRED)
-    return tuple(sorted(nxt.values(), reverse=True))
+    out = [*rest]
+    for entry, in_body in needs:
+        place = bisect_left(out, entry)
+        is_pending = place < len(out) and out[place] <= entry | PASSES
+        here = passes | out[place] & PASSES if is_pending else passes
+        out[place : place + is_pending] = [entry | (here if in_body else _first(here) | here & REQUIRED)]
+    return tuple(out)
+
+
+def _value_and_passes(entry: int) -> tuple[Poly, int]:
+    return entry >> PASSES_BITS & VALUE, entry & PASSES
 
 
 def _first(passes: int) -> int:
