@@ -34,7 +34,7 @@ TEXT = '''mugraph {
   output t
 }'''
 part = subprocesses.SubSearch(parse(TEXT), DEVICES["CPU"], Space(), 1000, ("algebra",), 5.0)
-subprocesses.Processes().search(part)
+subprocesses._Processes().search(part)
 """
 WORKER = """
 from mirage_jax.compiler.isolation.parent import Session
@@ -120,7 +120,7 @@ def test_from_a_zip_file(tmp_path) -> None:
 
 def test_a_search_ends_with_its_parent(tmp_path) -> None:
     """Even if that is killed: nobody reads what it would find."""
-    code = SEARCH.replace("subprocesses.Processes().search(part)", "")
+    code = SEARCH.replace("subprocesses._Processes().search(part)", "")
     code += f"""
 import subprocess, time
 command = children.python('''

@@ -6,7 +6,7 @@ While a region is searched, the GPU is idle; while its kernels are timed, the CP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 MIN_SAVING_SECONDS = 1e-9  # a lower limit for every region, so that no share is 0 / 0
@@ -24,17 +24,11 @@ class HasHeadroom(Protocol):
         ...
 
 
-def shares(regions: Iterable[str], saving: Callable[[str], float]) -> Iterator[tuple[str, float]]:
-    """Yield regions, largest possible saving first, each with its share (0 to 1) of the time left at that point.
-
-    `saving` gives the seconds that a region may save, as far as that is known when it is asked.
-    """
-    left = list(regions)
-    while left:
-        saved = {text: saving(text) for text in left}
-        first = max(left, key=saved.__getitem__)
-        yield first, saved[first] / sum(saved.values())
-        left.remove(first)
+def shares(saved: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Yield regions, largest possible saving first, each with its share (0 to 1) of the time left at that point."""
+    order = sorted(saved, key=saved.__getitem__, reverse=True)
+    for n, text in enumerate(order):
+        yield text, saved[text] / sum(saved[other] for other in order[n:])
 
 
 def lanes(saved: Mapping[str, float], processors: int) -> list[dict[str, float]]:

@@ -59,11 +59,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mirage_jax")
 
 
-MAX_AHEAD_FRACTION = 0.25  # of the time for all regions, for each search that begins before its region's turn
-MIN_OPERATORS_AHEAD = 6  # of a region, from which on its search takes longer than the start of a process
-WORKERS_AHEAD = 2  # processes among which such a search divides its parts
-
-
 class Compiler(Decider):
     """Decides for the regions of one optimized function; hashable by identity, so a primitive may have it as a
     parameter.
@@ -152,18 +147,12 @@ class Compiler(Decider):
         undecided, count = self._undecided(regions, platform)
         self._begun.update((text, platform) for text in undecided)
         with self._sharing_trials(), self._counting():
+            if self.options.budget.total is None:
+                for region in undecided.values():
+                    self.decide(region, platform, "search")
+                return
             try:
-                missing = {
-                    text: region
-                    for text, region in undecided.items()
-                    if self.decide(region, platform, "fallback").source != "cache"
-                }
-                if self.options.budget.total is not None:
-                    self._decide_within(self.options.budget.total, missing, count, platform, again)
-                    return
-                with self._searching_ahead(missing, platform, self.options.budget.seconds):
-                    for region in missing.values():
-                        self.decide(region, platform, "search")
+                self._decide_within(self.options.budget.total, undecided, count, platform, again)
             except BaseException:  # an interrupt, say: regions that were only looked up stay open
                 self._forget_lookups(undecided, platform)
                 raise
@@ -252,7 +241,7 @@ class Compiler(Decider):
             self.spent += time.monotonic() - started
 
     def _decide_within(
-        self, total: float, missing: Mapping[str, Region], count: Mapping[str, int], platform: str, again: bool
+        self, total: float, undecided: Mapping[str, Region], count: Mapping[str, int], platform: str, again: bool
     ) -> None:
         """Tune regions within `total` seconds, those first that may save most.
 
@@ -260,27 +249,23 @@ class Compiler(Decider):
         stays with XLA, undecided: another process, or another `tune`, goes on there. Where a program is cut again, what
         won before may be part of another region now, so that once there is more time.
         """
+        missing = {
+            text: region
+            for text, region in undecided.items()
+            if self.decide(region, platform, "fallback").source != "cache"
+        }
         limit = (1 - MAX_TUNING_FRACTION) * total  # the rest is for measuring the function as a whole
         if again and missing and not self._has_more_time:
             self._has_more_time, limit = True, max(limit, self.spent + MIN_FRACTION_AGAIN * total)
         if self.spent >= limit:  # by other programs of the same function, or by this one with values made again
             return self._out_of_time(missing, platform, total, "; ".join(self._spent_on))
-        seconds = min(self.options.budget.seconds, MAX_AHEAD_FRACTION * total)
-        with self._searching_ahead(missing, platform, seconds):
-            self._decide_by_saving(total, limit, missing, count, platform)
-
-    def _decide_by_saving(
-        self, total: float, limit: float, missing: Mapping[str, Region], count: Mapping[str, int], platform: str
-    ) -> None:
-        """Tune regions side by side until `limit` seconds of the `total` are spent."""
         with self._spending():
             saved = self._savings(missing, count, platform)
         until = time.monotonic() + limit - self.spent
-        saving = functools.partial(self._saving, saved, missing, count, platform)
 
         def tune(lane: Mapping[str, float]) -> None:
             """Tune the regions of one lane."""
-            left = self._tune_lane(shares(lane, saving), missing, platform, until)
+            left = self._tune_lane(shares(lane), missing, platform, until)
             self._out_of_time(left, platform, total)
 
         side_by_side = lanes(saved, _processors(platform))
@@ -290,41 +275,6 @@ class Compiler(Decider):
                 tune(saved)
             else:
                 spread(as_here(tune), side_by_side, self._lanes)
-
-    @contextmanager
-    def _searching_ahead(self, regions: Mapping[str, Region], platform: str, seconds: float) -> Iterator[None]:
-        """Have regions searched before their turn comes, each for so many seconds, if there are processes for that."""
-        workers = self.options.budget.workers
-        large = [r for r in regions.values() if len(r.graph.kernels) >= MIN_OPERATORS_AHEAD]
-        if platform != "cuda" or workers == 1 or len(regions) == 1 or not large:
-            yield
-            return
-        from mirage_jax.compiler.search_ahead import SearchAhead
-
-        sessions = [self.session(r, platform, self.devices(platform)) for r in large]
-        sessions.sort(key=lambda session: session.headroom(), reverse=True)
-        tasks = {s.region.text: replace(s.search_task(seconds), workers=WORKERS_AHEAD) for s in sessions}
-        self.ahead = SearchAhead(tasks, workers)
-        try:
-            yield
-        finally:
-            self.ahead.end()
-            self.ahead = None
-
-    def _saving(
-        self,
-        saved: Mapping[str, float],
-        regions: Mapping[str, Region],
-        count: Mapping[str, int],
-        platform: str,
-        text: str,
-    ) -> float:
-        """The seconds that tuning may save in all regions of a kind, by what is found for it so far."""
-        best = None if self.ahead is None else self.ahead.best(text)
-        if best is None:
-            return saved[text]
-        session = self.session(regions[text], platform, self.devices(platform))
-        return max(count[text] * session.headroom(session.xla_seconds, best), MIN_SAVING_SECONDS)
 
     def _tune_lane(
         self, lane: Iterable[tuple[str, float]], regions: Mapping[str, Region], platform: str, until: float

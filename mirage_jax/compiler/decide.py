@@ -43,7 +43,6 @@ from mirage_jax.why_not import Reason, WhyNot
 if TYPE_CHECKING:
     from mirage_jax.compiler import tuning
     from mirage_jax.compiler.isolation.parent import Trials
-    from mirage_jax.compiler.search_ahead import SearchAhead
     from mirage_jax.compiler.tuning_session import TuningSession
     from mirage_jax.search.candidates import Candidate
     from mirage_jax.timing import Ratio, Timing
@@ -61,7 +60,6 @@ class Decider:
         self.options = options
         self.cache = Cache(options.cache_dir)
         self.xla_seconds: dict[str, float | None] = {}  # that XLA's code takes on a GPU, by the region's text
-        self.ahead: SearchAhead | None = None  # searches that began before their region's turn
 
     def devices(self, platform: str) -> list[Any]:
         """List the devices that regions are decided for, of one kind.
@@ -80,8 +78,9 @@ class Decider:
         from mirage_jax.compiler.tuning_session import TuningSession
 
         known = self.xla_seconds.get(region.text) if platform == "cuda" else None
-        its = {"devices": devices, "until": until, "xla_seconds": known, "ahead": self.ahead}
-        return TuningSession(region, platform, devices[0], self.options, **its)
+        return TuningSession(
+            region, platform, devices[0], self.options, devices=devices, until=until, xla_seconds=known
+        )
 
     def trials(self, session: TuningSession) -> AbstractContextManager[Trials | None]:
         """Enter a context in which variants are tried in child processes; None on a CPU."""

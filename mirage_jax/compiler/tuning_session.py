@@ -23,7 +23,6 @@ from mirage_jax.compiler.isolation.parent import Outcome, TrialFailure, Trials
 from mirage_jax.compiler.matrix_units import OnMatrixUnits, products_left_to_xla
 from mirage_jax.compiler.refused_kernels import RefusedKernels
 from mirage_jax.compiler.region import RegionOnDevice, as_asked
-from mirage_jax.compiler.search_ahead import SearchAhead
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
@@ -42,8 +41,7 @@ from mirage_jax.mugraph.graph import KernelGraph, Tensor
 from mirage_jax.report import Variant
 from mirage_jax.search import candidates
 from mirage_jax.search.candidates import Candidate
-from mirage_jax.search.decompose.subprocesses import SubSearch
-from mirage_jax.search.driver import search_region
+from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import FAMILIES
 from mirage_jax.search.forward_error import ForwardError
@@ -61,7 +59,6 @@ SPACE = Space(max_ops=14)
 MAX_VARIANTS_LISTED = 9  # different muGraphs, in a report
 MIN_SEARCH_SECONDS = 2.0  # seconds for a search, however late it is
 MAX_SEARCH_FRACTION = 0.35  # of the seconds that are left to a region: what is found must be measured, too
-MIN_HEADROOM_FRACTION = 0.1  # of what may be saved at most, that counts if the model promises less
 MIN_REMEMBERED_SEARCH_SECONDS = 10.0  # seconds of a search that is worth remembering for other sizes
 MAX_STORED_STRUCTURES = 48  # structures kept for other sizes, where others may be the best
 MAX_ALGEBRA_COST_RATIO = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
@@ -99,7 +96,6 @@ class TuningSession(RegionOnDevice):
     refused_kernels: RefusedKernels = field(default_factory=RefusedKernels)
     devices: Sequence[Any] = ()  # of one kind: variants may be tried on all of them
     until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
-    ahead: SearchAhead | None = None  # searches that began before, this region's among them
     trials: Trials | None = None  # children that try variants first; None: this process does
     notify: progress.Say = progress.silent
     last_failure: str = ""  # of a candidate to compile or to run
@@ -121,17 +117,13 @@ class TuningSession(RegionOnDevice):
         """The device, as the cost model describes it."""
         return as_asked(self.region, device_for(self.device))
 
-    def headroom(self, xla: float | None = None, best: float | None = None) -> float:
+    def headroom(self, xla: float | None = None) -> float:
         """Estimate the seconds that tuning may save: XLA's time less a lower bound.
 
-        Args:
-            xla: XLA's measured time; without it the cost model estimates it.
-            best: the cost model's estimate of the best candidate, where that is known. Since it may be wrong, a
-                fraction of what it does not promise counts, too.
+        `xla` is XLA's measured time; without it the cost model estimates it.
         """
         taken = fused_estimate(self.reference, self.description) if xla is None else xla
-        possible = taken - lower_limit(self.reference, self.description)
-        return possible if best is None else min(possible, max(taken - best, MIN_HEADROOM_FRACTION * possible))
+        return taken - lower_limit(self.reference, self.description)
 
     def _bytes(self, t: Tensor) -> int:
         return math.prod(map(self.reference.extent, t.axes)) * BYTES[t.dtype]
@@ -188,20 +180,15 @@ class TuningSession(RegionOnDevice):
     def searched(
         self, families: Sequence[str], seconds: float, notify: progress.Say
     ) -> tuple[list[Candidate], SearchReport]:
-        """Search for candidates of these families, in so many seconds; or take what was searched ahead."""
-        if self.ahead is not None and families == self.families and (known := self.ahead.take(self.region.text)):
-            return known
-        task, of_search = self.search_task(seconds, families), progress.searching(notify, seconds)
-        found, report = search_region(task, of_search)
+        """Search for candidates of these families, in so many seconds."""
+        states, workers = self.options.budget.states or 2_000_000, self.options.budget.workers
+        of_search = progress.searching(notify, seconds)
+        found, report = search(
+            self.reference, self.description, self.space, seconds, states, families, of_search, workers
+        )
         if report.stop is StopReason.INTERRUPTED:  # candidates found so far are no answer to store
             raise KeyboardInterrupt
         return found, report
-
-    def search_task(self, seconds: float, families: Sequence[str] | None = None) -> SubSearch:
-        """Describe the search of this region."""
-        budget = self.options.budget
-        what, families = (self.reference, self.description, self.space), families or self.families
-        return SubSearch(*what, budget.states or 2_000_000, families, seconds, workers=budget.workers)
 
     def ranked(self, found: Iterable[Candidate]) -> list[Candidate]:
         """Put candidates into the form in which they are launched, best estimate first."""

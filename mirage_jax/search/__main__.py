@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 
 from mirage_jax.children import end_with_standard_input
 from mirage_jax.search.decompose.subprocesses import found_to_text, part_from_text, search_part
-from mirage_jax.search.driver import search_region
-
-NICENESS = 5  # of the search of a whole region: nobody waits for it yet, and others compile meanwhile
 
 if __name__ == "__main__":
     gc.disable()  # a process that ends has no use for it
     part = part_from_text(sys.stdin.readline())
     end_with_standard_input()
-    if part.workers:
-        os.nice(NICENESS)
-    print(found_to_text(search_region(part) if part.workers else search_part(part)))
+    print(found_to_text(search_part(part)))

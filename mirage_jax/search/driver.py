@@ -23,7 +23,7 @@ from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, best_in_range, kind, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
 from mirage_jax.search.decompose.output_slices import SUMS, followed, output_slice, shared_operands, waists
-from mirage_jax.search.decompose.subprocesses import Found, SubSearch, search_parts
+from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import (
     KernelWindow,
     after_quotients,
@@ -64,7 +64,7 @@ def search(
     families: Sequence[str] = FAMILIES,
     notify: Notify | None = None,
     workers: int = 1,
-) -> Found:
+) -> tuple[list[Candidate], SearchReport]:
     """Search a region within `seconds`; returns ranked candidates and a report.
 
     A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes. So is
@@ -105,12 +105,6 @@ def search(
         report.add(part_report)
     found += _put_together(reference, parts, by_part, device, until + MAX_COMBINING_SHARE * seconds)
     return best_in_range(reference, found, device), report
-
-
-def search_region(region: SubSearch, notify: Notify | None = None) -> Found:
-    """The same for a region that is described as a search of its own."""
-    limits = region.seconds, region.states, region.families
-    return search(region.graph, region.device, region.space, *limits, notify, region.workers)
 
 
 def _with_quotients(

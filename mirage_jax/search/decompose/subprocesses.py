@@ -36,8 +36,6 @@ MIN_SEARCH_SECONDS = 0.5  # for a part, however late it is
 PROCESS_OVERHEAD_SECONDS = 20.0  # that a process may take to begin and to end
 MAX_RETURNED_CANDIDATES = 32  # of each family from a process, best first; the best of each kind is added
 
-FAILURES = (OSError, subprocess.SubprocessError, MirageError, KeyError, TypeError, ValueError)  # of a process
-
 type Found = tuple[list[Candidate], SearchReport]
 
 
@@ -53,7 +51,6 @@ class SubSearch:
     seconds: float = MIN_SEARCH_SECONDS
     whole: KernelGraph | None = None  # the region of which the graph is a part
     is_wide: bool = False  # too wide to be exhausted, and other parts cover what it does
-    workers: int = 0  # of a region of its own: processes among which its parts are divided; 0 for a part
 
 
 @no_collection()  # until the tables of the search are gone
@@ -79,7 +76,7 @@ def search_parts(
     until = time.monotonic() + seconds
     order = sorted(range(len(parts)), key=lambda n: (parts[n].is_wide, len(parts[n].graph.kernels)))
     narrow = sum(not part.is_wide for part in parts)
-    processes = Processes()
+    processes = _Processes()
 
     def share(place: int) -> SubSearch:
         """A part by its place in the order, with its share of the time that is left when it begins."""
@@ -98,7 +95,7 @@ def search_parts(
     return [found[order.index(n)] for n in range(len(parts))]
 
 
-class Processes:
+class _Processes:
     """The subprocesses that search; an interrupt ends all."""
 
     def __init__(self) -> None:
@@ -114,8 +111,8 @@ class Processes:
     def search(self, part: SubSearch) -> Found:
         """`search_part` in a process of its own, which needs no accelerator."""
         try:
-            return self.found(part)
-        except FAILURES as why:
+            return found_from_text(self._answer(part_to_text(part), part.seconds + PROCESS_OVERHEAD_SECONDS))
+        except (OSError, subprocess.SubprocessError, MirageError, KeyError, TypeError, ValueError) as why:
             if self._ended:
                 raise
             detail = (
@@ -123,10 +120,6 @@ class Processes:
             )
             log.warning("a search process failed, its part is searched here: %s", detail)
             return search_part(part)
-
-    def found(self, part: SubSearch) -> Found:
-        """What a process finds. Raises one of `FAILURES`."""
-        return found_from_text(self._answer(part_to_text(part), part.seconds + PROCESS_OVERHEAD_SECONDS))
 
     def _answer(self, text: str, seconds: float) -> str:
         """What a process prints when it is given a line. It ends when its standard input does, as it does with us."""
