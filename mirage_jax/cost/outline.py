@@ -17,7 +17,11 @@ from mirage_jax.mugraph.operators import ACCUMULATORS, operator
 # The cost of a product that rounds a computed operand, relative to other products: the float gate may ask for a second.
 ROUNDED_PRODUCT_COST = 1.5
 
+# The registers that an operand of a product takes, relative to a result of float32: it has 16 bits.
+OPERAND_REGISTERS = 0.5
+
 type Axes = tuple[Axis, ...]
+type Live = frozenset[tuple[Axes, float]]  # axes of values in registers, and how many values have these axes
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Outline:
-    """The loads, operators and stores of one kernel. `writes`: axes and bytes per element of each store."""
+    """The loads, operators and stores of one kernel. `writes`: axes and bytes per element of each store.
+
+    live: what registers hold while each operator works that threads do together: a product, a sum, a maximum.
+    """
 
     grid: Axes
     loop: Axis | None
@@ -59,6 +66,7 @@ class Outline:
     work: tuple[Work, ...]
     writes: tuple[tuple[Axes, int], ...]
     loop_bounds: LoopBounds | None = None
+    live: frozenset[Live] = frozenset()
 
     @property
     def divided(self) -> Axes:
@@ -78,7 +86,7 @@ class Outline:
         for r in self.reads:
             reads[r.tensor] = (*reads.get(r.tensor, ()), (r.axes, r.width, r.passes, r.last))
         parts = (reads.values(), self.work, self.writes)
-        return self.grid, self.loop, self.loop_bounds, *(frozenset(Counter(part).items()) for part in parts)
+        return self.grid, self.loop, self.loop_bounds, self.live, *(frozenset(Counter(part).items()) for part in parts)
 
 
 # ---------------------------------------------------------------------- from a description of a kernel
@@ -131,7 +139,7 @@ def outlined[V: Hashable](
     accumulated = {op.args[0] for op in ops if op.op == "acc"}
     sums = (op.value in accumulated and loop in op.reduced for op in ops)
     work = (replace(w, sums_steps=own) for w, own in zip(_work(loads, ops, passes), sums, strict=True))
-    return Outline(grid, loop, reads, tuple(work), writes, loop_bounds)
+    return Outline(grid, loop, reads, tuple(work), writes, loop_bounds, frozenset(_live(ops)))
 
 
 def _work[V: Hashable](
@@ -153,6 +161,47 @@ def _work[V: Hashable](
         space = tuple(dict.fromkeys((*op.axes, *op.reduced)))
         sums_product = op.op == "acc" and op.args[0] in products
         yield Work(space, op.axes, flops, op.in_body or op.accumulates, product, is_narrow, sums_product)
+
+
+def _live[V: Hashable](ops: Sequence[OperatorUse[V]]) -> Iterator[Live]:
+    """What registers hold while each operator works that threads do together.
+
+    Threads do pointwise operators element by element, so these work as late as they can, and hold no tile that no one
+    else reads. Loads stay in shared memory. What loops carry, or find there, is held all the time.
+    """
+    by_value = {op.value: op for op in ops}
+    changing = {a for op in ops if op.in_body for a in op.args}
+    found_there = (op for op in ops if not (op.in_body or op.accumulates) and op.value in changing)
+    in_loop = {op.value for op in (*(op for op in ops if op.accumulates), *found_there)}
+    uses = Counter(a for op in ops for a in op.args)
+    done, held = set[V](), set[V]()
+
+    def work(value: V) -> None:
+        """Have a pointwise operator work, after all that it reads."""
+        if value not in done and (op := by_value.get(value)) is not None:
+            for a in op.args:
+                work(a)
+            end(op)
+
+    def end(op: OperatorUse[V]) -> None:
+        """Hold a result, and no longer what nobody else reads."""
+        done.add(op.value)
+        held.add(op.value)
+        uses.subtract(op.args)
+        held.difference_update([a for a in op.args if not uses[a]])
+
+    for op in ops:
+        if op.accumulates:
+            work(op.value)
+        elif op.reduced and op.value not in done:
+            for a in op.args:
+                work(a)
+            before = held.copy()
+            end(op)
+            whole = (held | in_loop if op.in_body else held) | ({*()} if op.op == "dot" else before & {*op.args})
+            count = Counter(by_value[v].axes for v in whole)
+            halves = Counter(by_value[v].axes for v in before - whole)
+            yield frozenset((axes, count[axes] + OPERAND_REGISTERS * halves[axes]) for axes in count | halves)
 
 
 def _halves[V: Hashable](op: OperatorUse[V], widths: Mapping[V, int], changing: set[V]) -> list[bool]:

@@ -64,7 +64,6 @@ BLOCK_SECONDS = 1.5e-6  # in which a processor begins and ends a block, unless i
 MAX_RESIDENT_BLOCKS = 8  # on one processor
 MAX_BANDWIDTH_SHARE = 1.5  # times its share of the bandwidth: one processor's maximum while others have no block
 BUSY_WARPS = 8  # to keep one processor's pointwise units busy
-LIVE_VALUES = 2.2  # values as large as the largest that take registers at a time
 REDUCTION_FLOPS = 48  # for each element of a tile that is summed over threads, which wait for each other
 
 type Tiles = tuple[tuple[Axis, int], ...]
@@ -110,6 +109,7 @@ class Terms:
     shared: Number  # bytes that one loop step holds
     streamed: Number  # the part that the next step loads again
     largest: Number  # elements of the largest value in a block
+    live: Number  # elements of the values that its registers hold at a time
     sums: Number = 0  # the part of the vector FLOPs that adds matrix products up
     carried: Number = 0  # elements of all tiles that are summed over the loop's axis, in one block
     summed: Number = 0  # the same in all steps of all blocks
@@ -200,9 +200,10 @@ def terms(o: Outline, extent: SizeOf, tile: SizeOf, math_: Any = Arrays) -> Term
     shared = sum(size.held(r.axes) * r.width for r in o.reads)
     streamed = sum(size.held(r.axes) * r.width for r in o.reads if o.loop in r.axes)
     largest: Number = functools.reduce(math_.maximum, (size.held(w.result) for w in o.work), 1)
-    return Terms(
-        blocks, steps, compulsory + written, fetched, **done, shared=shared, streamed=streamed, largest=largest
-    )
+    together = (sum(n * size.held(axes) for axes, n in values) for values in o.live)
+    live: Number = functools.reduce(math_.maximum, together, 0)
+    tiles = {"shared": shared, "streamed": streamed, "largest": largest, "live": live}
+    return Terms(blocks, steps, compulsory + written, fetched, **done, **tiles)
 
 
 def _arithmetic(size: _KernelSizes, steps: Number, blocks: Number) -> dict[str, Number]:
@@ -243,7 +244,7 @@ def seconds(
     at_once = math_.minimum(math_.maximum(t.blocks / d.blocks, 1), resident)
     busy = math_.minimum(at_once * warps / BUSY_WARPS, 1)
     is_reduced = _is_reduced(t, math_, warps)
-    spills = math_.maximum(_registers(t, math_, warps) / MAX_THREAD_REGISTERS, 1)
+    spills = math_.maximum(_registers(t, math_, warps) / MAX_THREAD_REGISTERS, 1) ** 2
     products = t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32
     together = t.wide_operands * math_.minimum(warps // WIDE_WARPS, 1) if d.reads_together else 0
     read = (together + (t.operands - together) * (1 + warps)) / d.shared_bandwidth
@@ -269,7 +270,7 @@ def _is_reduced(t: Terms, math_: Any, warps: Number) -> Number:
 
 def _registers(t: Terms, math_: Any, warps: Number) -> Number:
     """Registers that a thread needs for the values of a block, with so many warps."""
-    return (LIVE_VALUES * t.largest + (1 - _is_reduced(t, math_, warps)) * t.carried) / (32 * warps)
+    return (t.live + (1 - _is_reduced(t, math_, warps)) * t.carried) / (32 * warps)
 
 
 def register_pressure(graph: KernelGraph, schedule: Schedule) -> float:
@@ -348,7 +349,7 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known:
 
 def _together(kernels: Sequence[Terms]) -> Terms:
     """Terms of a launch of several kernels: all their work, the longest loop, the largest block."""
-    longest = {"steps", "shared", "streamed", "largest", "carried"}
+    longest = {"steps", "shared", "streamed", "largest", "live", "carried"}
     values = {f.name: [getattr(t, f.name) for t in kernels] for f in fields(Terms)}
     return Terms(**{name: max(of_each) if name in longest else sum(of_each) for name, of_each in values.items()})
 

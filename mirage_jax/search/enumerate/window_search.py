@@ -64,6 +64,7 @@ SHIFTING = frozenset({"max", "maximum", "logs", "lesslogs"})  # operators of pro
 LIBRARY_TIE_FRACTION = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
 MAX_ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
 MAX_ALIKE_FOUND = 2 * MAX_ALIKE  # with the same grids and loops; whether their waves are the same is not known yet
+MAX_WRITTEN = 300  # candidates; after these, one must be among the best few of its variant
 MAX_LOSSY = 4  # times as many candidates that lose digits as others
 
 
@@ -78,6 +79,8 @@ class _Best:
     kept: dict[Axis | None, list[float]] = field(default_factory=dict[Axis | None, list[float]])
     good: dict[Axis | None, list[float]] = field(default_factory=dict[Axis | None, list[float]])
 
+    count: int = 0  # of all that were added
+
     @property
     def seconds(self) -> float:
         """The best estimate of all."""
@@ -90,6 +93,7 @@ class _Best:
 
     def add(self, axis: Axis | None, seconds: float, is_lossy: bool) -> None:
         """Take in an estimate of a variant."""
+        self.count += 1
         self.kept[axis] = sorted([*self.kept.get(axis, []), seconds])[: self.keep * MAX_LOSSY]
         if not is_lossy:
             self.good[axis] = sorted([*self.good.get(axis, []), seconds])[: self.keep]
@@ -109,8 +113,8 @@ class Search:
     keep: int = 8  # candidates looked for
     notify: Notify | None = None  # called now and then
     terms: float = math.inf  # of normal forms, that may be looked at
-    # Plans whose bound exceeds the best estimate by this factor are not priced; of those whose own estimate does, only
-    # the `keep` best so far of a variant are written.
+    # Plans whose bound exceeds the best estimate by this factor are not priced; of those whose own estimate does, and
+    # after `MAX_WRITTEN` candidates, only the `keep` best so far of a variant are written.
     slack: float = 2.5
     whole: KernelGraph | None = None  # the region of which this is a part
     patience: float = math.inf  # seconds after which it ends if it has found no kernel
@@ -472,8 +476,9 @@ class Search:
         return None if self._takes_too_long(sum(least), axis, best) else kernels
 
     def _takes_too_long(self, seconds: float, axis: Axis | None, best: _Best) -> bool:
-        """Is a plan far from the best estimate, and from the few best of its variant?"""
-        found = seconds > self.slack * best.seconds and not best.takes(axis, seconds)
+        """Is a plan far from the best estimate, or one of very many, and far from the few best of its variant?"""
+        is_far = seconds > self.slack * best.seconds or best.count >= MAX_WRITTEN
+        found = is_far and not best.takes(axis, seconds)
         self.report.pruned["estimate"] += found
         return found
 
