@@ -27,6 +27,9 @@ from mirage_jax.errors import KernelFault, UnsupportedError
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.lower.tiling import Tiling
 from mirage_jax.lower.triton.emitter import emit
+from mirage_jax.mugraph.domains import exact
+from mirage_jax.mugraph.domains.exact_domain import ExactDomain
+from mirage_jax.mugraph.domains.floats import NamedArray
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import FUNCTIONS
 from mirage_jax.mugraph.parser import parse
@@ -310,6 +313,44 @@ def test_equal_logits_are_no_error() -> None:
     """Beside a bias as huge as a sentinel, floats lose all that the logits of a row differ by."""
     sizes = Schedule((KernelSchedule((("i", 16), ("l", 1)), 8, 3),))
     assert exact_check(parse(BIASED_LOG_SOFTMAX), sizes) == ""
+
+
+MAXIMA_BESIDE_SENTINELS = """mugraph {
+  extents i=64 j=2 k=33
+  input x: f32[j,i,k]
+  input mask: bool[i]
+  kernel k0 grid(j,i) loop(k) {
+    %x = load x[j,i,k]
+    %m = load mask[i]
+    %low[j,i,k] = affine{offset=-238197632505765400042357716465536204800} %x
+    %s[i,j,k] = where %m %x %low
+    %max[i,j] = max{axes=(k)} %s
+    %top[i,j] = last %max
+    %is[i,j,k] = eq %s %top
+    store t: bool[i,j,k] = %is
+  }
+  output t
+}"""
+
+
+def test_a_sentinel_that_is_added_leaves_the_order_of_logits() -> None:
+    """Several logits of a row would be equal as floats, and tiles choose others of them than the whole row does."""
+    sizes = Schedule((KernelSchedule((("i", 1), ("j", 1), ("k", 16)), 8, 3),))
+    assert exact_check(parse(MAXIMA_BESIDE_SENTINELS), sizes) == ""
+
+
+def test_constants_keep_their_order() -> None:
+    values = [0.0, 1e-9, 1.0, 1e9, 2.0**30, 2.0**30 + 1, 1e10, 1e20, 1e30, 2.38e38, 3.4e38, 1e300]
+    real = [float(exact.constant(Q(x))["real"]) for x in values]
+    assert real == sorted(set(real)) and real[:5] == values[:5] and real[-1] < 2.0**35
+    assert [float(exact.constant(Q(-x))["real"]) for x in values] == [-x for x in real]
+
+
+def test_a_row_in_which_all_is_masked_keeps_the_usual_form() -> None:
+    domain = ExactDomain()
+    masked = NamedArray(("i", "j"), np.full((2, 3), exact.MINUS_INFINITY))
+    assert domain.all_allowed(domain.shift(masked, ("j",)), None, Q(100))
+    assert not domain.all_allowed(domain.constant(Q(-200)), None, Q(100))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -34,6 +34,7 @@ from mirage_jax.errors import UnsupportedError
 
 P, Q, W = 60554803, 131071, 32227351  # primes, P = 462 Q + 1 < 2**26; W has order Q modulo P
 EXACT = np.dtype([("p", np.int64), ("q", np.int64), ("real", np.float64)])
+MODERATE = 2.0**30  # of constants, above which floats grow as logarithms do: sentinels are as large as floats can be
 MAX_RESIDUE_OFFSET = 2.0**-20  # of the float of a hash, which tells its residue
 HALF = 1 << 13  # products with residues below it can be summed in float64 without rounding, up to 2**14 of them
 
@@ -53,10 +54,20 @@ def constant(value: Fraction) -> Numbers:
     if d % P == 0 or d % Q == 0:
         raise UnsupportedError(f"the denominator of {value} is 0 modulo {P} or {Q}")
     try:
-        real = float(value)
+        real = _moderate(float(value))
     except OverflowError:
         real = math.copysign(math.inf, n)
     return made(n * pow(d, -1, P) % P, n * pow(d, -1, Q) % Q, real)
+
+
+def _moderate(real: float) -> float:
+    """The float of a constant: in the order of constants, but none so large that what is added to it is lost.
+
+    Of equal floats nobody could tell which is larger, and a kernel may ask in another order than its graph.
+    """
+    if abs(real) <= MODERATE:
+        return real
+    return math.copysign(MODERATE * (1 + (math.log2(abs(real)) - math.log2(MODERATE)) / 64), real)
 
 
 def special(real: float) -> Numbers:

@@ -57,8 +57,9 @@ class ExactDomain:
         return NamedArray(tensor.axes, pasted(shape, stored))
 
     def all_allowed(self, x: NamedArray, bound: Fraction | None, limit: Fraction | None) -> bool:
-        """Compare the floats of numbers."""
-        return are_allowed(x.array["real"], bound, limit)
+        """Compare the floats of numbers. The shift of a row in which everything is masked is minus infinity here."""
+        real = x.array["real"]
+        return are_allowed(np.where(real == ANY_SHIFT["real"], -math.inf, real), bound, limit)
 
     # --- operators
 

@@ -15,7 +15,7 @@ import numpy as np
 from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
 from mirage_jax.mugraph.domains.floats import random_integers
-from mirage_jax.mugraph.dtypes import is_float
+from mirage_jax.mugraph.dtypes import is_float, lowest
 from mirage_jax.mugraph.passes.sentinels import MASKING
 
 type Array = np.ndarray
@@ -277,13 +277,13 @@ class MaskPattern:
         """Mask some of the logits."""
         if not x.ndim:
             return x
-        lowest = _lowest(x.dtype)
-        numbers = [lowest, -np.inf, max(lowest, -1e9)] if self.infinite else [lowest]
+        least = lowest(x.dtype)
+        numbers = [least, -np.inf, max(least, -1e9)] if self.infinite else [least]
         x = np.swapaxes(x, -1, -2).copy() if self.columns and x.ndim > 1 else x.copy()
         rows = x.reshape(-1, x.shape[-1])
         length = rows.shape[1]
         if self.columns or len(rows) == 1:  # padding on the left, the same in all rows
-            rows[:, : -(-length // 4) if length > 1 else 0] = lowest
+            rows[:, : -(-length // 4) if length > 1 else 0] = least
         for n in range(min(len(rows), period := 4 * len(numbers)) if len(rows) > 1 else 0):
             number, alike = numbers[(n + 3) // 4 % len(numbers)], rows[n::period]
             match (n + turn) % 4:
@@ -297,13 +297,9 @@ class MaskPattern:
         return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if self.columns and x.ndim > 1 else x
 
 
-def _lowest(dtype: Any) -> float:
-    return float(ml_dtypes.finfo(dtype).min)
-
-
 def _all_lowest(x: Array, rng: np.random.Generator) -> Array:
     """The lowest number throughout, in one input alone: the sum of two is infinite."""
-    return np.full_like(x, _lowest(x.dtype))
+    return np.full_like(x, lowest(x.dtype))
 
 
 def _with_infinity(x: Array, rng: np.random.Generator) -> Array:
