@@ -139,7 +139,7 @@ def outlined[V: Hashable](
     accumulated = {op.args[0] for op in ops if op.op == "acc"}
     sums = (op.value in accumulated and loop in op.reduced for op in ops)
     work = (replace(w, sums_steps=own) for w, own in zip(_work(loads, ops, passes), sums, strict=True))
-    return Outline(grid, loop, reads, tuple(work), writes, loop_bounds, frozenset(_live(ops)))
+    return Outline(grid, loop, reads, tuple(work), writes, loop_bounds, frozenset(_Registers(ops).run()))
 
 
 def _work[V: Hashable](
@@ -163,45 +163,52 @@ def _work[V: Hashable](
         yield Work(space, op.axes, flops, op.in_body or op.accumulates, product, is_narrow, sums_product)
 
 
-def _live[V: Hashable](ops: Sequence[OperatorUse[V]]) -> Iterator[Live]:
+class _Registers[V: Hashable]:
     """What registers hold while each operator works that threads do together.
 
     Threads do pointwise operators element by element, so these work as late as they can, and hold no tile that no one
     else reads. Loads stay in shared memory. What loops carry, or find there, is held all the time.
     """
-    by_value = {op.value: op for op in ops}
-    changing = {a for op in ops if op.in_body for a in op.args}
-    found_there = (op for op in ops if not (op.in_body or op.accumulates) and op.value in changing)
-    in_loop = {op.value for op in (*(op for op in ops if op.accumulates), *found_there)}
-    uses = Counter(a for op in ops for a in op.args)
-    done, held = set[V](), set[V]()
 
-    def work(value: V) -> None:
+    def __init__(self, ops: Sequence[OperatorUse[V]]) -> None:
+        self.ops, self.makers = ops, {op.value: op for op in ops}
+        self.uses = Counter(a for op in ops for a in op.args)  # that are still to come
+        self.done, self.held = set[V](), set[V]()
+
+    def run(self) -> Iterator[Live]:
+        """Have all operators work."""
+        changing = {a for op in self.ops if op.in_body for a in op.args}
+        in_loop = {op.value for op in self.ops if op.accumulates or (op.value in changing and not op.in_body)}
+        for op in self.ops:
+            if op.accumulates:
+                self._work(op.value)
+            elif op.reduced and op.value not in self.done:
+                yield self._together(op, in_loop if op.in_body else set())
+
+    def _together(self, op: OperatorUse[V], kept: set[V]) -> Live:
+        """Have an operator work that threads do together, where they keep other values, too."""
+        for a in op.args:
+            self._work(a)
+        read = self.held & {*op.args}
+        self._end(op)
+        whole = self.held | kept if op.op == "dot" else self.held | kept | read
+        count, halves = (Counter(self.makers[v].axes for v in values) for values in (whole, read - whole))
+        return frozenset((axes, count[axes] + OPERAND_REGISTERS * halves[axes]) for axes in count | halves)
+
+    def _work(self, value: V) -> None:
         """Have a pointwise operator work, after all that it reads."""
-        if value not in done and (op := by_value.get(value)) is not None:
+        if value in self.makers and value not in self.done:
+            op = self.makers[value]
             for a in op.args:
-                work(a)
-            end(op)
+                self._work(a)
+            self._end(op)
 
-    def end(op: OperatorUse[V]) -> None:
+    def _end(self, op: OperatorUse[V]) -> None:
         """Hold a result, and no longer what nobody else reads."""
-        done.add(op.value)
-        held.add(op.value)
-        uses.subtract(op.args)
-        held.difference_update([a for a in op.args if not uses[a]])
-
-    for op in ops:
-        if op.accumulates:
-            work(op.value)
-        elif op.reduced and op.value not in done:
-            for a in op.args:
-                work(a)
-            before = held.copy()
-            end(op)
-            whole = (held | in_loop if op.in_body else held) | ({*()} if op.op == "dot" else before & {*op.args})
-            count = Counter(by_value[v].axes for v in whole)
-            halves = Counter(by_value[v].axes for v in before - whole)
-            yield frozenset((axes, count[axes] + OPERAND_REGISTERS * halves[axes]) for axes in count | halves)
+        self.done.add(op.value)
+        self.held.add(op.value)
+        self.uses.subtract(op.args)
+        self.held.difference_update([a for a in op.args if not self.uses[a]])
 
 
 def _halves[V: Hashable](op: OperatorUse[V], widths: Mapping[V, int], changing: set[V]) -> list[bool]:
