@@ -139,7 +139,7 @@ def outlined[V: Hashable](
     accumulated = {op.args[0] for op in ops if op.op == "acc"}
     sums = (op.value in accumulated and loop in op.reduced for op in ops)
     work = (replace(w, sums_steps=own) for w, own in zip(_work(loads, ops, passes), sums, strict=True))
-    return Outline(grid, loop, reads, tuple(work), writes, loop_bounds, frozenset(_Registers(ops).run()))
+    return Outline(grid, loop, reads, tuple(work), writes, loop_bounds, frozenset(_Registers(ops, stored).run()))
 
 
 def _work[V: Hashable](
@@ -164,14 +164,14 @@ def _work[V: Hashable](
 
 
 class _Registers[V: Hashable]:
-    """What registers hold while each operator works that threads do together.
+    """What registers hold while each operator works that threads do together, and at the end, where all is stored.
 
     Threads do pointwise operators element by element, so these work as late as they can, and hold no tile that no one
     else reads. Loads stay in shared memory. What loops carry, or find there, is held all the time.
     """
 
-    def __init__(self, ops: Sequence[OperatorUse[V]]) -> None:
-        self.ops, self.makers = ops, {op.value: op for op in ops}
+    def __init__(self, ops: Sequence[OperatorUse[V]], stored: Sequence[V]) -> None:
+        self.ops, self.stored, self.makers = ops, stored, {op.value: op for op in ops}
         self.uses = Counter(a for op in ops for a in op.args)  # that are still to come
         self.done, self.held = set[V](), set[V]()
 
@@ -184,6 +184,9 @@ class _Registers[V: Hashable]:
                 self._work(op.value)
             elif op.reduced and op.value not in self.done:
                 yield self._together(op, in_loop if op.in_body else set())
+        sums = {op.value for op in self.ops if op.accumulates}
+        last = {v for v in self.stored if v in self.makers and not self.makers[v].in_body}
+        yield self._live(sums | last)
 
     def _together(self, op: OperatorUse[V], kept: set[V]) -> Live:
         """Have an operator work that threads do together, where they keep other values, too."""
@@ -192,8 +195,18 @@ class _Registers[V: Hashable]:
         read = self.held & {*op.args}
         self._end(op)
         whole = self.held | kept if op.op == "dot" else self.held | kept | read
-        count, halves = (Counter(self.makers[v].axes for v in values) for values in (whole, read - whole))
+        if self._is_added_up(op):
+            whole = whole - {op.value}
+        return self._live(whole, read - whole)
+
+    def _live(self, whole: Iterable[V], operands: Iterable[V] = ()) -> Live:
+        count, halves = (Counter(self.makers[v].axes for v in values) for values in (whole, operands))
         return frozenset((axes, count[axes] + OPERAND_REGISTERS * halves[axes]) for axes in count | halves)
+
+    def _is_added_up(self, op: OperatorUse[V]) -> bool:
+        """Does an operator add to what a loop carries? Its own result takes no registers then."""
+        readers = [other for other in self.ops if op.value in other.args]
+        return op.op == "dot" and all(other.op in ("acc", "accs") for other in readers)
 
     def _work(self, value: V) -> None:
         """Have a pointwise operator work, after all that it reads."""
