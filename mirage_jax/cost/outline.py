@@ -177,16 +177,19 @@ class _Registers[V: Hashable]:
 
     def run(self) -> Iterator[Live]:
         """Have all operators work."""
-        changing = {a for op in self.ops if op.in_body for a in op.args}
-        in_loop = {op.value for op in self.ops if op.accumulates or (op.value in changing and not op.in_body)}
+        in_loop = self._kept_in_loop()
         for op in self.ops:
             if op.accumulates:
                 self._work(op.value)
             elif op.reduced and op.value not in self.done:
                 yield self._together(op, in_loop if op.in_body else set())
-        sums = {op.value for op in self.ops if op.accumulates}
-        last = {v for v in self.stored if v in self.makers and not self.makers[v].in_body}
-        yield self._live(sums | last)
+        made = (self.makers[v] for v in self.stored if v in self.makers)
+        yield self._live({op.value for op in made if not op.in_body})
+
+    def _kept_in_loop(self) -> set[V]:
+        """What a loop carries, or finds there."""
+        changing = {a for op in self.ops if op.in_body for a in op.args}
+        return {op.value for op in self.ops if op.accumulates or (op.value in changing and not op.in_body)}
 
     def _together(self, op: OperatorUse[V], kept: set[V]) -> Live:
         """Have an operator work that threads do together, where they keep other values, too."""

@@ -12,6 +12,7 @@ over an arithmetic: `Numbers`, `Arrays` (all tilings of a kernel at once) or `fo
   is shorter than a sector fetches a whole sector.
 * Compute: the larger of arithmetic, and reads of products' operands from shared memory. Each warp reads for itself
   unless the tile is large enough for warpgroup instructions. It is divided by the busy fraction of the device.
+* Registers: what a thread holds at a time beyond what it has spills, and slows all arithmetic down (`Outline.live`).
 * Latency: loop steps that wait for loads; more stages and more resident blocks shorten it. It is partly exposed where
   blocks load nothing ahead.
 
@@ -64,6 +65,7 @@ BLOCK_SECONDS = 1.5e-6  # in which a processor begins and ends a block, unless i
 MAX_RESIDENT_BLOCKS = 8  # on one processor
 MAX_BANDWIDTH_SHARE = 1.5  # times its share of the bandwidth: one processor's maximum while others have no block
 BUSY_WARPS = 8  # to keep one processor's pointwise units busy
+ADDRESS_REGISTERS = 64  # of a thread, for where it reads and writes
 REDUCTION_FLOPS = 48  # for each element of a tile that is summed over threads, which wait for each other
 
 type Tiles = tuple[tuple[Axis, int], ...]
@@ -270,7 +272,7 @@ def _is_reduced(t: Terms, math_: Any, warps: Number) -> Number:
 
 def _registers(t: Terms, math_: Any, warps: Number) -> Number:
     """Registers that a thread needs for the values of a block, with so many warps."""
-    return (t.live + (1 - _is_reduced(t, math_, warps)) * t.carried) / (32 * warps)
+    return ADDRESS_REGISTERS + (t.live + (1 - _is_reduced(t, math_, warps)) * t.carried) / (32 * warps)
 
 
 def register_pressure(graph: KernelGraph, schedule: Schedule) -> float:

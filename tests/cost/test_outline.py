@@ -3,7 +3,7 @@
 import pytest
 
 from mirage_jax.cost.outline import outline
-from mirage_jax.cost.roofline import register_pressure
+from mirage_jax.cost.roofline import ADDRESS_REGISTERS, register_pressure
 from mirage_jax.hardware.gpus import MAX_THREAD_REGISTERS
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
@@ -92,4 +92,5 @@ def test_pressure_counts_all_of_it(tile: int, spills: bool) -> None:
     schedule = Schedule((KernelSchedule((("i", 128), ("j", tile)), num_warps=4),))
     assert (register_pressure(graph, schedule) > 1) == spills
     elements = 2 * 64 * tile + 2 * tile * 128
-    assert register_pressure(graph, schedule) == pytest.approx(elements / 128 / MAX_THREAD_REGISTERS)
+    registers = elements / 128 + ADDRESS_REGISTERS
+    assert register_pressure(graph, schedule) == pytest.approx(registers / MAX_THREAD_REGISTERS)

@@ -21,7 +21,7 @@ from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
-from mirage_jax.search.candidates import as_launched
+from mirage_jax.search.candidates import Candidate, as_launched
 from mirage_jax.search.driver import search
 from mirage_jax.search.report import StopReason
 from mirage_jax.verify.equivalence.certificate import certify
@@ -240,11 +240,13 @@ def test_a_product_is_reduced_tile_by_tile_over_a_large_vocabulary() -> None:
     graph = simplify_axes(only.graph)
     candidates, _ = found(graph)
     tiles = [c for c in candidates if c.schedule.part_counts and max(c.schedule.part_counts.values()) in (64, 128)]
-    assert tiles
-    best = tiles[0]
+
+    def in_specialized_warps(c: Candidate) -> float:
+        return min(estimate(c.graph, s, H200) for s in specialized(c.graph, c.schedule, H200, most=2))
+
+    best = min(tiles, key=in_specialized_warps)
     first, *_ = blocks(best.graph)
     assert first.loop is not None and all(first.loop in x.axes for x in first.loads if len(x.axes) == 2)
     assert all(len(s.tensor.axes) == 2 and any(a.endswith(".g") for a in s.tensor.axes) for s in first.stores)
     certify(graph, best.graph)
-    ours = min(estimate(best.graph, s, H200) for s in specialized(best.graph, best.schedule, H200, most=2))
-    assert ours < 0.75 * fused_estimate(graph, H200)
+    assert in_specialized_warps(best) < 0.75 * fused_estimate(graph, H200)
