@@ -57,7 +57,7 @@ class Work:
 class Outline:
     """The loads, operators and stores of one kernel. `writes`: axes and bytes per element of each store.
 
-    live: what registers hold while each operator works that threads do together: a product, a sum, a maximum.
+    live: values that registers hold while threads do an operator together, such as a product, a sum or a maximum.
     """
 
     grid: Axes
@@ -164,10 +164,10 @@ def _work[V: Hashable](
 
 
 class _Registers[V: Hashable]:
-    """What registers hold while each operator works that threads do together, and at the end, where all is stored.
+    """Find the values that registers hold while threads work together, and at the end, where all results are stored.
 
     Threads do pointwise operators element by element, so these work as late as they can, and hold no tile that no one
-    else reads. Loads stay in shared memory. What loops carry, or find there, is held all the time.
+    else reads. Loads stay in shared memory. A loop holds all that it carries, or reads in each step, all the time.
     """
 
     def __init__(self, ops: Sequence[OperatorUse[V]], stored: Sequence[V]) -> None:
@@ -183,13 +183,21 @@ class _Registers[V: Hashable]:
                 self._work(op.value)
             elif op.reduced and op.value not in self.done:
                 yield self._together(op, in_loop if op.in_body else set())
-        made = (self.makers[v] for v in self.stored if v in self.makers)
-        yield self._live({op.value for op in made if not op.in_body})
+        yield self._live(self._results())
 
     def _kept_in_loop(self) -> set[V]:
-        """What a loop carries, or finds there."""
         changing = {a for op in self.ops if op.in_body for a in op.args}
-        return {op.value for op in self.ops if op.accumulates or (op.value in changing and not op.in_body)}
+        kept = set[V]()
+        for op in self.ops:
+            is_read_there = not op.in_body and op.value in changing
+            if op.accumulates or is_read_there:
+                kept.add(op.value)
+        return kept
+
+    def _results(self) -> set[V]:
+        """Values that are computed and stored after the loop."""
+        made = self.makers.keys() & {*self.stored}
+        return {v for v in made if not self.makers[v].in_body}
 
     def _together(self, op: OperatorUse[V], kept: set[V]) -> Live:
         """Have an operator work that threads do together, where they keep other values, too."""
@@ -197,9 +205,11 @@ class _Registers[V: Hashable]:
             self._work(a)
         read = self.held & {*op.args}
         self._end(op)
-        whole = self.held | kept if op.op == "dot" else self.held | kept | read
-        if self._is_added_up(op):
-            whole = whole - {op.value}
+        whole = self.held | kept
+        if op.op != "dot":
+            whole |= read
+        elif self._is_added_up(op):
+            whole -= {op.value}
         return self._live(whole, read - whole)
 
     def _live(self, whole: Iterable[V], operands: Iterable[V] = ()) -> Live:
@@ -207,9 +217,9 @@ class _Registers[V: Hashable]:
         return frozenset((axes, count[axes] + OPERAND_REGISTERS * halves[axes]) for axes in count | halves)
 
     def _is_added_up(self, op: OperatorUse[V]) -> bool:
-        """Does an operator add to what a loop carries? Its own result takes no registers then."""
-        readers = [other for other in self.ops if op.value in other.args]
-        return op.op == "dot" and all(other.op in ("acc", "accs") for other in readers)
+        """Does a product only add to a sum that a loop carries? Its result takes no registers then."""
+        readers = {other.op for other in self.ops if op.value in other.args}
+        return readers <= {"acc", "accs"}
 
     def _work(self, value: V) -> None:
         """Have a pointwise operator work, after all that it reads."""
@@ -220,11 +230,13 @@ class _Registers[V: Hashable]:
             self._end(op)
 
     def _end(self, op: OperatorUse[V]) -> None:
-        """Hold a result, and no longer what nobody else reads."""
+        """Hold a result, and no longer the values that nobody else reads."""
         self.done.add(op.value)
         self.held.add(op.value)
-        self.uses.subtract(op.args)
-        self.held.difference_update([a for a in op.args if not self.uses[a]])
+        for a in op.args:
+            self.uses[a] -= 1
+            if not self.uses[a]:
+                self.held.discard(a)
 
 
 def _halves[V: Hashable](op: OperatorUse[V], widths: Mapping[V, int], changing: set[V]) -> list[bool]:

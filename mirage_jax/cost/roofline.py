@@ -12,7 +12,7 @@ over an arithmetic: `Numbers`, `Arrays` (all tilings of a kernel at once) or `fo
   is shorter than a sector fetches a whole sector.
 * Compute: the larger of arithmetic, and reads of products' operands from shared memory. Each warp reads for itself
   unless the tile is large enough for warpgroup instructions. It is divided by the busy fraction of the device.
-* Registers: what a thread holds at a time beyond what it has spills, and slows all arithmetic down (`Outline.live`).
+* Registers: a thread that holds more values at a time spills them, which slows all arithmetic down (`Outline.live`).
 * Latency: loop steps that wait for loads; more stages and more resident blocks shorten it. It is partly exposed where
   blocks load nothing ahead.
 

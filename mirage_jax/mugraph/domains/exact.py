@@ -61,7 +61,7 @@ def constant(value: Fraction) -> Numbers:
 
 
 def _moderate(real: float) -> float:
-    """The float of a constant: in the order of constants, but none so large that what is added to it is lost.
+    """The float of a constant: in the order of constants, but small enough that sums with it keep their digits.
 
     Of equal floats nobody could tell which is larger, and a kernel may ask in another order than its graph.
     """
