@@ -21,8 +21,10 @@ from mirage_jax.jaxpr_frontend.capture.lowering import (
     PLAIN,
     WITHOUT,
     First,
+    LoweringPlan,
     WholeProgram,
     _rounds,
+    plan,
     planned,
 )
 from mirage_jax.jaxpr_frontend.capture.rematerialize import checkpointed, repeated
@@ -315,6 +317,54 @@ def test_kernels_that_were_found_first_are_not_lost_where_no_time_is_left(inside
     assert FIRST_CUT in whole.variants and whole.variants[FIRST_CUT]().replaced
     assert all(plan().replaced for plan in whole.with_kernels.variants.values())
     assert inside or "optimization_barrier" in ours.lower(*TWO_KINDS).as_text()
+
+
+@dataclass(frozen=True, eq=False)
+class InSecondRound(Picky):
+    """Takes regions in the second round alone. `rounds`: the regions of each."""
+
+    rounds: list[list[Region]] = field(default_factory=list)
+
+    def prepare(self, regions: Any, target: LoweringTarget, again: bool = False) -> None:
+        self.rounds.append(list(regions))
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
+        return Picky.compile_region(self, region, platforms) if len(self.rounds) == 2 else None
+
+    known_region = compile_region
+
+    def choose(self, whole: WholeProgram) -> First:
+        return First(next(iter(whole.variants)))
+
+
+def lesser(state: jax.Array, action: jax.Array, *weights: jax.Array) -> jax.Array:
+    """The lesser of two MLPs' values, as critics of reinforcement learning have it."""
+
+    def mlp(x: jax.Array, *layers: jax.Array) -> jax.Array:
+        for w, b in zip(layers[:4:2], layers[1:4:2], strict=True):
+            x = jax.nn.relu(x @ w + b)
+        return x @ layers[4] + layers[5]
+
+    x = jnp.concatenate([state, action], -1)
+    return jnp.minimum(mlp(x, *weights[:6]), mlp(x, *weights[6:]))
+
+
+def test_kernels_of_a_round_between_the_first_and_the_last_are_not_lost() -> None:
+    mlp = ((23, 256), (256,), (256, 256), (256,), (256, 1), (1,))
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4096, 17), (4096, 6), *mlp, *mlp)]
+    jaxpr = jax.make_jaxpr(jax.grad(partial(square, lesser), (2, 4, 6, 8, 10, 12)))(*args)
+    target = LoweringTarget(("cpu",))
+
+    def rounds(kind: str) -> list[LoweringPlan]:
+        return _rounds(jaxpr, InSecondRound(remat=True, takes=lambda r: r.text == kind), mirage_call_p, target)
+
+    cut = InSecondRound(remat=True, takes=lambda r: False)
+    _rounds(jaxpr, cut, mirage_call_p, target)
+    kind = next(r.text for r in cut.rounds[1] if len(rounds(r.text)) > 2)
+    first, second, *_, last = rounds(kind)
+    assert second.replaced and not first.replaced and not last.replaced
+    found = plan(jaxpr, InSecondRound(remat=True, takes=lambda r: r.text == kind), mirage_call_p, target)
+    assert found.kernels == second.kernels
 
 
 SMALL = (X, *(w[0] for w in WEIGHTS))

@@ -385,7 +385,7 @@ def _faster(
     target: LoweringTarget,
     remat: bool | None = None,
 ) -> LoweringPlan:
-    """The last plan, or the first one if that has other kernels, or the program as it was written, or as it is without
+    """The last plan, or the first one that has other kernels, or the program as it was written, or as it is without
     values that are made again.
 
     remat: whether the plan may make values again; the compiler says, if it is not given.
@@ -394,8 +394,8 @@ def _faster(
 
     def plan_of(jaxpr: Jaxpr, label: str) -> LoweringPlan:
         """A variant of a program, of decisions that are made."""
-        found = _rounds(jaxpr, compiler, call, target, False if label == WITHOUT else remat, search=False)
-        return found[0] if label == FIRST_CUT else found[-1]
+        found = _cuts(_rounds(jaxpr, compiler, call, target, False if label == WITHOUT else remat, search=False))
+        return found.get(label, found[OURS])
 
     cuts = {label: found for label, found in _cuts(rounds).items() if found.replaced}
     variants: dict[str, Callable[[], LoweringPlan]] = {label: lambda cut=cut: cut for label, cut in cuts.items()}
@@ -408,7 +408,7 @@ def _faster(
         return replace(variants[whole.chosen](), whole=whole)
     if ours.makes_again:  # what it would be without that was not tuned so far
         without = _rounds(jaxpr, compiler, call, target, remat=False, again=True)
-        if without[-1].replaced:
+        if any(found.replaced for found in without):
             return _faster(jaxpr, without, compiler, call, target, remat=False)
     if whole.chosen == PLAIN and (found := _with_one_left_out(asked, plan_of, compiler)) is not None:
         return found
@@ -631,9 +631,10 @@ def _rounds(
 
 
 def _cuts(rounds: Sequence[LoweringPlan]) -> dict[str, LoweringPlan]:
-    """The last plan, and the first one if it has kernels that the last lacks, by their labels."""
-    first, last = rounds[0], rounds[-1]
-    return {OURS: last} if first.kernels <= last.kernels else {OURS: last, FIRST_CUT: first}
+    """The last plan, and the first one that has kernels which the last lacks, by their labels."""
+    last = rounds[-1]
+    first = next((found for found in rounds if not found.kernels <= last.kernels), None)
+    return {OURS: last} if first is None else {OURS: last, FIRST_CUT: first}
 
 
 def _cut(jaxpr: Jaxpr, compiler: RegionCompiler, target: LoweringTarget, kept: _Kept, remat: bool) -> _Cut:
