@@ -34,6 +34,7 @@ from mirage_jax.compiler.whole_function import (
     MAX_TUNING_FRACTION,
     Question,
     WholeTimes,
+    as_written,
     not_measured,
     of_one_region,
     question_of,
@@ -577,6 +578,8 @@ class Compiler(Decider):
         limit, self.tuned = MAX_TUNING_FRACTION * self.tuned, 0.0
         x64 = jax.config.jax_enable_x64
         timed = question.whole.with_kernels  # here: another thread would wait for the lock that this one holds
+        if not timed.variants:
+            return as_written()
 
         def measure() -> WholeTimes:
             with unchecked(x64):

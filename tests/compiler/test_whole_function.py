@@ -21,9 +21,11 @@ from mirage_jax.compiler import Compiler, function_timing, whole_function
 from mirage_jax.compiler.gross_errors import gross_error, moved
 from mirage_jax.compiler.whole_function import Question, WholeTimes, fastest
 from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import Options
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.capture import lowering
+from mirage_jax.jaxpr_frontend.capture.call_primitive import mirage_call_p
 from mirage_jax.jaxpr_frontend.partition.fingerprint import fingerprint
 from mirage_jax.jaxpr_frontend.partition.program import flatten
 
@@ -55,6 +57,15 @@ def measured(regions: float, function: float) -> Iterator[list[Mapping[str, timi
 
 def first_lines(report) -> list[str]:
     return str(report).splitlines()[:2]
+
+
+def test_variants_that_replace_nothing_are_plain_jit(tmp_path) -> None:
+    compiler, target = Compiler(Options(cache_dir=tmp_path)), jax_compat.LoweringTarget(("cpu",))
+    jaxpr = jax.make_jaxpr(jnp.sort)(jnp.arange(4.0))
+    nothing = lowering.planned(jaxpr, compiler, mirage_call_p, target)
+    whole = lowering.WholeProgram(jaxpr, flatten(jaxpr), {lowering.OURS: lambda: nothing}, target)
+    found = compiler.choose(whole)
+    assert found.chosen == lowering.PLAIN and "no region is replaced" in found.why
 
 
 def test_a_function_that_is_slower_as_a_whole_runs_under_plain_jit(tmp_path) -> None:
