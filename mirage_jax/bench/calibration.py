@@ -1,4 +1,4 @@
-"""Compare the cost model's order of kernels with measured times.
+"""Compare the cost model's order of kernels with measured times, and say which of them tuning would need.
 
 Stored measurements are lines of JSON, one per scheduled graph that ran on a GPU: the program it computes, the graph's
 text, its schedule, and the median seconds of each of its kernels (from a profile, one launch alone). They hold nothing
@@ -12,7 +12,8 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mirage_jax.cost.roofline import kernel_estimate
+from mirage_jax.cost.residuals import FIRST, Residuals
+from mirage_jax.cost.roofline import estimate, kernel_estimate
 from mirage_jax.hardware.device_model import DEVICES, DeviceModel
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
 from mirage_jax.mugraph.parser import parse
@@ -55,8 +57,8 @@ def pairs(rows: Iterable[Measured], device: DeviceModel) -> dict[str, list[tuple
     for row in rows:
         for kernel, sizes in zip(row.graph, row.schedule.kernels, strict=True):
             if isinstance(kernel, BlockGraph) and kernel.name in row.seconds:
-                estimate = kernel_estimate(kernel, row.graph, sizes, row.schedule.part_counts, device)
-                out.setdefault(row.program, []).append((estimate, row.seconds[kernel.name]))
+                price = kernel_estimate(kernel, row.graph, sizes, row.schedule.part_counts, device)
+                out.setdefault(row.program, []).append((price, row.seconds[kernel.name]))
     return out
 
 
@@ -70,12 +72,63 @@ def table(found: dict[str, list[tuple[float, float]]]) -> Table:
     return out
 
 
+@dataclass(frozen=True)
+class Screening:
+    """How tuning would do with stored measurements: variants, those that it would time, the fastest of these over the
+    fastest of all, and the model's first choice over the fastest of all.
+    """
+
+    variants: int
+    timed: int
+    found: float
+    first: float
+
+
+def screened(rows: Iterable[Measured], device: DeviceModel) -> dict[str, Screening]:
+    """Time the variants of each program one by one, as a `Screen` does, by stored times."""
+    programs: dict[str, list[tuple[Hashable, float, float]]] = {}
+    for row in rows:
+        if all(k.name in row.seconds for k in row.graph if isinstance(k, BlockGraph)):
+            kind = row.graph, sum(k.specialized for k in row.schedule.kernels)
+            price = estimate(row.graph, row.schedule, device)
+            programs.setdefault(row.program, []).append((kind, price, sum(row.seconds.values())))
+    return {program: _screening(sorted(found, key=lambda v: v[1])) for program, found in programs.items()}
+
+
+def _screening(variants: Sequence[tuple[Hashable, float, float]]) -> Screening:
+    residuals, seen, timed = Residuals(), Counter[Hashable](), 0
+    late = list[int]()
+    for n, (kind, _, _) in enumerate(variants):
+        seen[kind] += 1
+        late += [n] if seen[kind] > FIRST else []
+    for n in (*(n for n in range(len(variants)) if n not in late), *late):
+        kind, price, seconds = variants[n]
+        if not residuals.is_slow(kind, price):
+            residuals.learn(kind, n, price, seconds)
+            timed += 1
+    fastest = min(seconds for _, _, seconds in variants)
+    return Screening(len(variants), timed, residuals.best / fastest, variants[0][2] / fastest)
+
+
+def screening_table(found: dict[str, Screening]) -> Table:
+    """Draw a table of what tuning would time and find, by program."""
+    out = Table("program", "variants", "timed", "fastest timed over fastest", "first choice over fastest")
+    for program, s in found.items():
+        out.add_row(program, str(s.variants), str(s.timed), f"{s.found:.2f}", f"{s.first:.2f}")
+    return out
+
+
 def mean_rank(found: dict[str, list[tuple[float, float]]]) -> float:
     """Average the programs' rank correlations."""
     return float(np.mean([rank_correlation(values) or 0.0 for values in found.values()]))
 
 
 if __name__ == "__main__":
-    found = pairs(load(Path(sys.argv[1])), DEVICES[sys.argv[2] if len(sys.argv) > 2 else "H200"])
+    rows, model = list(load(Path(sys.argv[1]))), DEVICES[sys.argv[2] if len(sys.argv) > 2 else "H200"]
+    found, screenings = pairs(rows, model), screened(rows, model)
     Console().print(table(found))
     Console().print(f"mean rank correlation {mean_rank(found):.3f}")
+    Console().print(screening_table(screenings))
+    share = sum(s.timed for s in screenings.values()) / sum(s.variants for s in screenings.values())
+    first = np.exp(-np.mean([np.log(s.first) for s in screenings.values()]))
+    Console().print(f"timed {share:.0%}; the first choice has {first:.2f} of the fastest one's speed (geometric mean)")

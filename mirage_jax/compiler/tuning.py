@@ -1,7 +1,7 @@
 """Finds the fastest variant: a candidate with tile sizes, warps and stages.
 
-1. Screen: time the tile sizes that the model likes, once each. If there are many, time two of each muGraph first, and
-   drop muGraphs that are far slower than the fastest.
+1. Screen: time the tile sizes that the model likes, once each. Two of each muGraph come first. They show how far the
+   model is off for it, and what will not be the fastest is left out.
 2. Climb: try neighbours of the best variants of the best few muGraphs, as long as that helps. The model knows a device
    only roughly, and muGraphs like different launches.
 3. After each round, put together the best sizes of each kernel, lend the fastest variant's sizes to other muGraphs,
@@ -22,10 +22,12 @@ from itertools import product
 import numpy as np
 
 from mirage_jax import timing
+from mirage_jax.compiler.isolation.parent import SLOW
 from mirage_jax.compiler.specialization import is_written, specialized
-from mirage_jax.compiler.tuning_session import TuningSession
+from mirage_jax.compiler.tuning_session import TuningSession, kind
 from mirage_jax.compiler.winner import KERNEL_EMIT_OPTIONS, Winner
 from mirage_jax.compiler.winner import as_precise as as_precise
+from mirage_jax.cost.residuals import FIRST, Residuals
 from mirage_jax.cost.roofline import estimate, register_pressure
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
@@ -55,8 +57,6 @@ MAX_VARIANTS = 72  # variants compiled in one screen: graphs of several large ke
 MAX_CLIMB_STEPS = 6
 MAX_CLIMB_SECONDS = 120.0  # seconds of climbing after which there is no further step
 MAX_STEP_TIME_RATIO = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
-FIRST_VARIANTS = 2  # variants of each muGraph that are timed before all others, where these are more than that
-HOPELESS_RATIO = 3.0  # a muGraph's best time over the fastest of all, beyond which its other variants are not tried
 CLIMB_ORIGINS = 3  # variants from which the climb starts; later steps start from two
 MAX_NEIGHBOR_COST_RATIO = 1.6  # estimate of a neighbour over its origin's, up to which it is tried
 MAX_REGISTER_PRESSURE = 2.0  # above it kernels spill thousands of bytes, and take the compilers three times as long
@@ -85,8 +85,7 @@ def compare(session: TuningSession, finalists: Sequence[Candidate], precise: Pre
         for s in _as_precise_variants(c.graph, first, precise)
     ]
     if len(variants) > MAX_VARIANTS:  # do not let the model choose: it does not know which of XLA's products are slow
-        screen(first_of_each(variants, FIRST_VARIANTS))
-        variants = [w for w in variants if screen.hopeful(w.graph)]
+        screen(first_of_each(variants, FIRST))
     screen(variants)
     best = _climb(screen, screen.recombine())
     # One variant of each muGraph too: the float gate may refuse all variants of a muGraph.
@@ -137,11 +136,11 @@ def against_xla(session: TuningSession, best: Sequence[Winner]) -> Comparison:
 
 
 def first_of_each(variants: Iterable[Winner], n: int) -> Iterator[Winner]:
-    """The first n variants of each muGraph."""
-    seen = Counter[KernelGraph]()
+    """The first n variants of each kind."""
+    seen = Counter[Hashable]()
     for w in variants:
-        seen[w.graph] += 1
-        if seen[w.graph] <= n:
+        seen[kind(w)] += 1
+        if seen[kind(w)] <= n:
             yield w
 
 
@@ -179,15 +178,16 @@ class Screen:
 
     session: TuningSession
     seconds: dict[Winner, float] = field(default_factory=dict)
+    residuals: Residuals = field(default_factory=Residuals)
 
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
         """Time new variants, the likely ones if there are too many; return the fastest few so far."""
         fits = lambda w: not self.session.refused_kernels.why(w)  # noqa: E731
         asked = _without_many_registers([w for w in dict.fromkeys(variants) if w not in self.seconds and fits(w)])
-        self.seconds |= {w: t.seconds for w in asked if (t := self.session.timed.get(w)) is not None}
+        self._learn({w: t.seconds for w in asked if (t := self.session.timed.get(w)) is not None})
         if self.session.is_late and self.best < math.inf:
             return self._ranked()[:SCREEN_SURVIVORS]
-        new = self._likely([w for w in asked if w not in self.seconds])
+        new = self._likely(self._unless_slow([w for w in asked if w not in self.seconds]))
         if self._runs_here and len(new) + len(self.seconds) <= SCREEN_SURVIVORS:
             self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
         elif new:
@@ -198,19 +198,31 @@ class Screen:
     def _runs_here(self) -> bool:
         return self.session.platform == "cpu" and self.session.trials is None
 
-    def _time(self, new: Sequence[Winner]) -> None:
+    def _learn(self, seconds: Mapping[Winner, float]) -> None:
+        self.seconds |= seconds
+        for w, s in seconds.items():
+            self.residuals.learn(kind(w), w, self.session.estimate(w), s)
+
+    def _unless_slow(self, new: Sequence[Winner]) -> list[Winner]:
+        """Leave out variants that will not be the fastest."""
+        kept = [w for w in new if not self.residuals.is_slow(kind(w), self.session.estimate(w))]
+        self.session.tried[SLOW.kind] += len(new) - len(kept)
+        return kept
+
+    def _time(self, variants: Sequence[Winner]) -> None:
+        new = list(dict.fromkeys((*first_of_each(variants, FIRST), *variants)))
         log.info("compiling and timing %d variants", len(new))
-        timed = self.session.screen(new)
+        timed = self.session.screen(new, self.residuals)
         self.session.tried["timed"] += len(timed)
         self.session.record((new[i], t) for i, t in timed.items())
-        self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
+        self._learn({w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)})
 
     def _likely(self, new: list[Winner]) -> list[Winner]:
         """The `MAX_VARIANTS` that the model likes best, and one of each muGraph."""
         if len(new) <= MAX_VARIANTS:
             return new
         first = {w.graph: w for w in reversed(new)}
-        price = {w: estimate(w.graph, w.schedule, self.session.description) for w in new}
+        price = {w: self.session.estimate(w) for w in new}
         return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MAX_VARIANTS]
 
     def recombine(self) -> list[Winner]:
@@ -267,18 +279,13 @@ class Screen:
         """The same, but muGraphs count twice, with specialized warps and without: neither likes the sizes of the other,
         and no small change leads from one to the other.
         """
-        return self._fastest(n, lambda w: (w.graph, [k.specialized for k in w.schedule.kernels].count(True)))
+        return self._fastest(n, kind)
 
     def _fastest(self, n: int, kind: Callable[[Winner], Hashable]) -> list[Winner]:
         fastest: dict[Hashable, Winner] = {}
         for w in self._ranked():
             fastest.setdefault(kind(w), w)
         return list(fastest.values())[:n]
-
-    def hopeful(self, graph: KernelGraph) -> bool:
-        """Whether a muGraph is not far slower than the fastest so far, as far as that was timed."""
-        own = min((s for w, s in self.seconds.items() if w.graph == graph), default=math.inf)
-        return not HOPELESS_RATIO * self.best < own < math.inf
 
     @property
     def best(self) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.float_check import Accuracy, FloatGate
-from mirage_jax.compiler.isolation.parent import Outcome, TrialFailure, Trials
+from mirage_jax.compiler.isolation.parent import SLOW, Outcome, TrialFailure, Trials
 from mirage_jax.compiler.matrix_units import OnMatrixUnits, products_left_to_xla
 from mirage_jax.compiler.refused_kernels import RefusedKernels
 from mirage_jax.compiler.region import RegionOnDevice, as_asked
@@ -27,6 +27,7 @@ from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import warn_once
+from mirage_jax.cost.residuals import Residuals
 from mirage_jax.cost.roofline import bound_by_products, estimate, fused_estimate, lower_limit
 from mirage_jax.errors import MirageError, TrialError, in_one_line
 from mirage_jax.gpu_lock import gpu_lock, process_turn
@@ -360,19 +361,20 @@ class TuningSession(RegionOnDevice):
             args = [self.inputs(i) for i in range(self.sets)]
             return self._times({"xla": timing.in_turn(self.compiled_xla, args)}, rounds=1)["xla"].seconds
 
-    def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
-        """Time variants once each, by position; leave out and count those that fail.
+    def screen(self, winners: Sequence[Winner], residuals: Residuals | None = None) -> dict[int, timing.Timing]:
+        """Time variants once each, by position; leave out and count those that fail, and those that will not be the
+        fastest, as `residuals` learn from the times of others.
 
         Children run them, if there are any, so that none that faults or hangs ever runs in this process.
         """
-        found = self._screened(winners)
+        found = self._screened(winners, Residuals() if residuals is None else residuals)
         self.timed |= {winners[i]: t for i, t in found.items()}
         return found
 
-    def _screened(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
+    def _screened(self, winners: Sequence[Winner], residuals: Residuals) -> dict[int, timing.Timing]:
         if self.trials is not None:
             try:
-                return self._screen_in(self.trials, winners)
+                return self._screen_in(self.trials, winners, residuals)
             except TrialError as why:
                 log.warning("variants are tried in this process: %s", why)
                 self.trials = None
@@ -384,16 +386,25 @@ class TuningSession(RegionOnDevice):
         """Whether the region's share of the budget is spent."""
         return time.monotonic() > self.until
 
-    def _screen_in(self, trials: Trials, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
+    def _screen_in(self, trials: Trials, winners: Sequence[Winner], residuals: Residuals) -> dict[int, timing.Timing]:
         tell = progress.measuring(self.notify, len(winners))
+        kinds, price = [kind(w) for w in winners], [self.estimate(w) for w in winners]
 
         def notify(i: int, outcome: Outcome) -> None:
             """Report one more variant, and learn from its failure."""
             if isinstance(outcome, TrialFailure):
                 self.refused_kernels.learn(winners[i], outcome.why)
-            tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)
+                tell(None)
+            else:
+                residuals.learn(kinds[i], winners[i], price[i], outcome.seconds)
+                tell(outcome.seconds)
 
-        doomed = lambda i: self.refused_kernels.why(winners[i])  # noqa: E731
+        def doomed(i: int) -> TrialFailure | None:
+            """What is known against a variant."""
+            if why := self.refused_kernels.why(winners[i]):
+                return TrialFailure("not compiled", why)
+            return SLOW if residuals.is_slow(kinds[i], price[i]) else None
+
         until = self.until if self.timed else self.until + MAX_LATE_SECONDS
         outcomes = trials.times([w.to_json() for w in winners], notify, until, doomed)
         failures = {i: o for i, o in enumerate(outcomes) if isinstance(o, TrialFailure)}
@@ -401,14 +412,19 @@ class TuningSession(RegionOnDevice):
             raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")
         for failure, count in Counter(failures.values()).items():
             self.tried[failure.kind] += count
-            self.last_failure = failure.why
+            if failure is not SLOW:
+                self.last_failure = failure.why
             log.info("%d of %d %s: %s", count, len(winners), failure.kind, failure.why)
         return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
+
+    def estimate(self, winner: Winner) -> float:
+        """Seconds of a variant, by the model."""
+        return estimate(winner.graph, winner.schedule, self.description)
 
     def record(self, timed: Iterable[tuple[Winner, timing.Timing]]) -> None:
         """Keep the model's estimate and the measured time of each variant."""
         for winner, t in timed:
-            self.measured.append((estimate(winner.graph, winner.schedule, self.description), t.seconds))
+            self.measured.append((self.estimate(winner), t.seconds))
             known = self.fastest.get(winner.graph)
             if known is None or known.seconds is None or t.seconds <= known.seconds:
                 self.fastest[winner.graph] = Variant.of(winner.graph, winner.schedule, t.seconds)
@@ -511,6 +527,11 @@ class TuningSession(RegionOnDevice):
         except RuntimeError:
             return None
         return Accuracy(OnMatrixUnits(self.region, "cpu", processor, self.options))
+
+
+def kind(winner: Winner) -> tuple[KernelGraph, int]:
+    """What variants share of which the cost model is off alike: the muGraph, and how many kernels are specialized."""
+    return winner.graph, sum(k.specialized for k in winner.schedule.kernels)
 
 
 def elsewhere(reference: KernelGraph) -> Elsewhere:

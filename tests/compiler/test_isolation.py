@@ -37,6 +37,9 @@ WINNER = Winner(PROGRAM.graph, PROGRAM.schedule, (), (), "kernels", "cuda")
 QUICK = Patience(start=60, compile=30, run=1.0, deaths=4)
 
 
+H200 = SimpleNamespace(device_kind="NVIDIA H200")
+
+
 def fine(seconds: float) -> dict:
     return {"do": "fine", "seconds": seconds}
 
@@ -67,8 +70,8 @@ def test_what_is_known_to_fail_is_not_begun(monkeypatch) -> None:
     monkeypatch.setattr(module, "BATCHES_PER_CHILD", 9)
     told: dict = {}
 
-    def doomed(i: int) -> str:
-        return "as the first did" if i == 1 and 0 in told else ""
+    def doomed(i: int) -> TrialFailure | None:
+        return TrialFailure("not compiled", "as the first did") if i == 1 and 0 in told else None
 
     with Session(FAKE, patience=QUICK) as session:
         found = Trials([session]).times([{"do": "raise"}, {"do": "hang"}, fine(1.0)], told.__setitem__, doomed=doomed)
@@ -209,9 +212,7 @@ def test_a_child_that_waits_is_not_taken_to_hang(tmp_path) -> None:
 def test_what_fails_is_counted(caplog) -> None:
     outcomes = [TrialFailure("crashed", "ended with code -6"), timed(1.0), TrialFailure("hung", "said nothing")]
     tried = SimpleNamespace(times=lambda *_: outcomes)
-    attempt = TuningSession(
-        SimpleNamespace(in_float32=False), "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried
-    )
+    attempt = TuningSession(SimpleNamespace(in_float32=False), "cuda", H200, Options(), trials=tried)
     assert attempt.screen([WINNER] * 3) == {1: timed(1.0)}
     assert attempt.tried == {"crashed": 1, "hung": 1}
     others = [replace(WINNER, family=name) for name in "abc"]
@@ -223,7 +224,7 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
         raise TrialError("no process can be started")
 
     attempt = TuningSession(
-        SimpleNamespace(in_float32=False), "cuda", None, Options(), trials=SimpleNamespace(times=times)
+        SimpleNamespace(in_float32=False), "cuda", H200, Options(), trials=SimpleNamespace(times=times)
     )
     monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
     assert attempt.screen([WINNER] * 2) == {1: timed(2.0)}
@@ -234,7 +235,7 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
 def test_without_memory_for_a_child_variants_run_here(why: str, caplog, monkeypatch) -> None:
     outcomes = [TrialFailure("not compiled", "too many registers"), TrialFailure("failed to run", why)]
     attempt = TuningSession(
-        SimpleNamespace(in_float32=False), "cuda", None, Options(), trials=SimpleNamespace(times=lambda *_: outcomes)
+        SimpleNamespace(in_float32=False), "cuda", H200, Options(), trials=SimpleNamespace(times=lambda *_: outcomes)
     )
     monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
     assert attempt.screen([WINNER] * 2) == {1: timed(2.0)} and not attempt.tried

@@ -48,6 +48,7 @@ log = logging.getLogger("mirage_jax.timing")
 type Variant = Mapping[str, Any]  # a value of JSON that says what to run
 type Outcome = timing.Timing | TrialFailure
 type Notify = Callable[[int, Outcome], None]  # takes the number of a variant
+type Doomed = Callable[[int], TrialFailure | None]  # the same
 
 WORKER = "mirage_jax.compiler.isolation.child"
 BATCH_VARIANTS = (
@@ -73,7 +74,7 @@ class Patience:
 class TrialFailure:
     """Why a variant has no time. `kind` is what the report counts."""
 
-    kind: str  # "not compiled" | "failed to run" | "crashed" | "hung" | "not tried" | "left for lack of time"
+    kind: str  # "not compiled" | "failed to run" | "crashed" | "hung" | "not tried", or that of one below
     why: str
 
     @property
@@ -83,6 +84,7 @@ class TrialFailure:
 
 
 LATE = TrialFailure("left for lack of time", "the budget is spent")
+SLOW = TrialFailure("expected to be slow", "as other variants of its muGraph are")
 
 
 @dataclass
@@ -209,11 +211,11 @@ class Trials:
         variants: Sequence[Variant],
         notify: Notify = lambda *_: None,
         until: float = math.inf,
-        doomed: Callable[[int], str] = lambda _: "",
+        doomed: Doomed = lambda _: None,
     ) -> list[Outcome]:
         """As `Session.times`; from `until` on children begin no more, unless none has a result.
 
-        `doomed` says why a variant need not be tried, if others have shown meanwhile that it will not compile.
+        `doomed` is the failure of a variant that need not be tried, as others have shown meanwhile.
         """
         # Neighbours, which have kernels in common, go to the same child: it compiles these once. Not too many of them:
         # some take the assembler a hundred times as long as others, and while one child compiles another one measures.
@@ -248,10 +250,10 @@ def _tried(
     share: Sequence[int],
     notify: Notify,
     until: float,
-    doomed: Callable[[int], str],
+    doomed: Doomed,
 ) -> dict[int, Outcome]:
     """What becomes of some of the variants, by number."""
-    known: dict[int, Outcome] = {i: TrialFailure("not compiled", why) for i in share if (why := doomed(i))}
+    known: dict[int, Outcome] = {i: failure for i in share if (failure := doomed(i)) is not None}
     for i, failure in known.items():
         notify(i, failure)
     left = [i for i in share if i not in known]
