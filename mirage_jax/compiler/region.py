@@ -39,7 +39,7 @@ def as_asked(region: Region, device: DeviceModel) -> DeviceModel:
     """The device as it multiplies float32: where the program asks for more than TF32, by three products for one."""
     if not region.in_float32 or not device.is_gpu:
         return device
-    return replace(device, matrix_flops_f32=device.matrix_flops_f32 / SPLIT_PRODUCTS)
+    return replace(device, matrix_flops_f32=device.matrix_flops_f32 / SPLIT_PRODUCTS, float32_parts=2)
 
 
 @dataclass

@@ -206,7 +206,8 @@ class Screen:
     def _unless_slow(self, new: Sequence[Winner]) -> list[Winner]:
         """Leave out variants that will not be the fastest."""
         kept = [w for w in new if not self.residuals.is_slow(kind(w), self.session.estimate(w))]
-        self.session.tried[SLOW.kind] += len(new) - len(kept)
+        if count := len(new) - len(kept):
+            self.session.tried[SLOW.kind] += count
         return kept
 
     def _time(self, variants: Sequence[Winner]) -> None:

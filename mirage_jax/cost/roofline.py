@@ -42,6 +42,7 @@ from mirage_jax.mugraph.graph import (
     KernelGraph,
     KernelSchedule,
     Library,
+    Precision,
     Schedule,
     is_part,
     origin,
@@ -112,6 +113,8 @@ class Terms:
     streamed: Number  # the part that the next step loads again
     largest: Number  # elements of the largest value in a block
     live: Number  # elements of the values that its registers hold at a time
+    fragments: Number = 0  # elements of the operands of a float32 product, which registers hold too
+    wide_fragments: Number = 0  # the same of a product for a warpgroup, which reads the other operand elsewhere
     sums: Number = 0  # the part of the vector FLOPs that adds matrix products up
     carried: Number = 0  # elements of all tiles that are summed over the loop's axis, in one block
     summed: Number = 0  # the same in all steps of all blocks
@@ -211,7 +214,7 @@ def terms(o: Outline, extent: SizeOf, tile: SizeOf, math_: Any = Arrays) -> Term
 def _arithmetic(size: _KernelSizes, steps: Number, blocks: Number) -> dict[str, Number]:
     """The terms of all operators together: FLOPs by unit, and bytes of matrix products' operands."""
     names = ("narrow_flops", "wide_flops", "vector_flops", "operands", "wide_operands", "sums", "carried", "summed")
-    total: dict[str, Number] = dict.fromkeys(names, 0)
+    total: dict[str, Number] = dict.fromkeys((*names, "fragments", "wide_fragments"), 0)
     on_vector_units = {w: size.on_vector_units(w) for w in size.o.work}
     sums_tiles = all(on_vector_units.values())
     for w in size.o.work:
@@ -230,13 +233,26 @@ def _arithmetic(size: _KernelSizes, steps: Number, blocks: Number) -> dict[str, 
         together = size.math.minimum(size.math.maximum(rows, columns) // WIDE_ROWS, 1)
         total["operands"] = total["operands"] + read
         total["wide_operands"] = total["wide_operands"] + read * together
+        if not w.narrow:
+            apart = batch * (rows + columns) * depth * (1 - together)
+            total["fragments"] = size.math.maximum(total["fragments"], apart)
+            taller = batch * size.math.maximum(rows, columns) * depth * together
+            total["wide_fragments"] = size.math.maximum(total["wide_fragments"], taller)
     return total
 
 
 def seconds(
-    t: Terms, d: DeviceModel, math_: Any = Arrays, warps: Number = WARPS[0], stages: Number = STAGES[1]
+    t: Terms,
+    d: DeviceModel,
+    math_: Any = Arrays,
+    warps: Number = WARPS[0],
+    stages: Number = STAGES[1],
+    parts: int | None = None,
 ) -> Number:
-    """Estimate a kernel's seconds. `warps` per block and `stages` of the pipeline are numbers or arrays."""
+    """Estimate a kernel's seconds. `warps` per block and `stages` of the pipeline are numbers or arrays.
+
+    parts: numbers that make an operand of a float32 product; the device's default, if it is not given.
+    """
     held = t.shared + t.streamed * math_.maximum(stages - 2, 0)
     resident = math_.minimum(d.shared_bytes // math_.maximum(held, 1024), d.resident_warps // warps)
     resident = math_.minimum(math_.maximum(resident, 1), MAX_RESIDENT_BLOCKS)
@@ -246,7 +262,8 @@ def seconds(
     at_once = math_.minimum(math_.maximum(t.blocks / d.blocks, 1), resident)
     busy = math_.minimum(at_once * warps / BUSY_WARPS, 1)
     is_reduced = _is_reduced(t, math_, warps)
-    spills = math_.maximum(_registers(t, math_, warps) / MAX_THREAD_REGISTERS, 1) ** 2
+    held_by_thread = _registers(t, math_, warps, d.float32_parts if parts is None else parts)
+    spills = math_.maximum(held_by_thread / MAX_THREAD_REGISTERS, 1) ** 2
     products = t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32
     together = t.wide_operands * math_.minimum(warps // WIDE_WARPS, 1) if d.reads_together else 0
     read = (together + (t.operands - together) * (1 + warps)) / d.shared_bandwidth
@@ -270,9 +287,16 @@ def _is_reduced(t: Terms, math_: Any, warps: Number) -> Number:
     return math_.minimum(math_.maximum(t.carried / (CARRIED_REGISTERS * 32 * warps) - 1, 0) * 1e6, 1)
 
 
-def _registers(t: Terms, math_: Any, warps: Number) -> Number:
-    """Registers that a thread needs for the values of a block, with so many warps."""
-    return ADDRESS_REGISTERS + (t.live + (1 - _is_reduced(t, math_, warps)) * t.carried) / (32 * warps)
+def _registers(t: Terms, math_: Any, warps: Number, parts: Number) -> Number:
+    """Registers that a thread needs for the values of a block, with so many warps.
+
+    Operands of float32 products are rounded, so registers hold all of them before a product begins. Warps in a row have
+    the same rows, and those in a column the same columns, unless they work as a warpgroup.
+    """
+    values = t.live + (1 - _is_reduced(t, math_, warps)) * t.carried
+    by_group = t.wide_fragments * math_.maximum(1, 2 * WIDE_WARPS**0.5 - warps)
+    operands = math_.maximum(t.fragments * warps**0.5, by_group)
+    return ADDRESS_REGISTERS + (values + parts * operands) / (32 * warps)
 
 
 def register_pressure(graph: KernelGraph, schedule: Schedule) -> float:
@@ -280,7 +304,7 @@ def register_pressure(graph: KernelGraph, schedule: Schedule) -> float:
 
     def pressure(kernel: BlockGraph, sizes: KernelSchedule) -> float:
         t = _terms_alone(kernel, graph, sizes, schedule.part_counts)
-        return float(_registers(t, Numbers, sizes.num_warps)) / MAX_THREAD_REGISTERS
+        return float(_registers(t, Numbers, sizes.num_warps, float32_parts(sizes, 1))) / MAX_THREAD_REGISTERS
 
     usual = [
         pressure(kernel, sizes)
@@ -351,7 +375,7 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known:
 
 def _together(kernels: Sequence[Terms]) -> Terms:
     """Terms of a launch of several kernels: all their work, the longest loop, the largest block."""
-    longest = {"steps", "shared", "streamed", "largest", "live", "carried"}
+    longest = {"steps", "shared", "streamed", "largest", "live", "carried", "fragments", "wide_fragments"}
     values = {f.name: [getattr(t, f.name) for t in kernels] for f in fields(Terms)}
     return Terms(**{name: max(of_each) if name in longest else sum(of_each) for name, of_each in values.items()})
 
@@ -375,7 +399,13 @@ def _terms_alone(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, 
 def _scheduled(t: Terms, sizes: KernelSchedule, device: DeviceModel) -> float:
     if sizes.specialized:
         return float(specialized_seconds(t, device, sizes))
-    return float(seconds(t, device, Numbers, sizes.num_warps, sizes.num_stages))
+    parts = float32_parts(sizes, device.float32_parts)
+    return float(seconds(t, device, Numbers, sizes.num_warps, sizes.num_stages, parts))
+
+
+def float32_parts(sizes: KernelSchedule, least: int) -> int:
+    """How many numbers of TF32 a kernel makes of an operand of a float32 product."""
+    return max(least, 2 if Precision.SPLIT_FLOAT32_RESULTS <= sizes.precise <= Precision.SPLIT_ALL else 1)
 
 
 def specialized_seconds(t: Terms, d: DeviceModel, sizes: KernelSchedule) -> float:

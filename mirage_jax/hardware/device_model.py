@@ -28,6 +28,7 @@ class DeviceModel:
     resident_warps: int = 64  # of all blocks that one processor has at a time
     wgmma: bool = False  # has Hopper's matrix instructions, which warpgroups issue and do not wait for
     reads_together: bool = True  # matrix units read operands from shared memory once for several warps
+    float32_parts: int = 1  # numbers of TF32 that make an operand of a float32 product
 
 
 # What kernels reach of the peaks, and the least time of one: fitted to measurements on an H200, taken for all GPUs.
