@@ -1,9 +1,9 @@
 """A jaxpr in float64 on numpy: the reference of a differential test, made by neither XLA nor the optimizer.
 
-Inputs are upcast after rounding to their own dtype, casts between floats do nothing, and nothing is rounded. With
-`Noise`, the same walk instead disturbs the result of every equation by as much as rounding to its own dtype might
-(Monte Carlo arithmetic, Parker 1997). The distance of such runs from the undisturbed one bounds the errors of a correct
-program in these dtypes, whatever the order of its operations.
+Inputs and constants are upcast after rounding to their own dtype, casts between floats do nothing, and nothing else is
+rounded. With `Noise`, the same walk instead disturbs the result of every equation by as much as rounding to its own
+dtype might (Monte Carlo arithmetic, Parker 1997). The distance of such runs from the undisturbed one bounds the errors
+of a correct program in these dtypes, whatever the order of its operations.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
     known = ChainMap(sizes, cancelled)
     with np.errstate(all="ignore"):
         for eqn in program.eqns:
-            xs = [_wide(read(values, a)) for a in eqn.inputs]
+            xs = [_operand(values, a) for a in eqn.inputs]
             xs = xs if noise is None else noise.operands(eqn, xs)
             results = _apply(eqn, xs, noise)
             for number, aval, result in zip(eqn.outputs, eqn.out_avals, results, strict=True):
@@ -189,7 +189,13 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
                         cancelled[number] = twice
                     result = noise.result(result, eqn, xs, aval.dtype, known.get(number))
                 values[number] = result
-    return [_wide(read(values, a)) for a in program.outputs]
+    return [_operand(values, a) for a in program.outputs]
+
+
+def _operand(values: Mapping[int, Array], atom: Any) -> Array:
+    """The value of an operand. A literal may be a number of Python, with more digits than its type."""
+    x = np.asarray(read(values, atom))
+    return _wide(x.astype(atom.aval.dtype) if isinstance(atom, Literal) else x)
 
 
 def _wide(x: Any) -> Array:

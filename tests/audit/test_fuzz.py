@@ -181,6 +181,20 @@ def test_a_border_changes_no_value(kind: str) -> None:
         assert np.allclose(have, np.asarray(want) @ x1 @ x2 / 8, rtol=1e-4)
 
 
+def test_the_reference_rounds_constants_to_their_types() -> None:
+    """A number of Python has more digits than float32: a bias of it would not be equal to what masks."""
+    masks = 0.7 * float(jnp.finfo(jnp.float32).min)
+
+    def f(x: jax.Array) -> jax.Array:
+        biased = x + jnp.where(jnp.arange(3) < 2, masks, 0.0)
+        return jnp.where(biased == np.float32(masks), 1.0, 2.0)
+
+    x = jnp.zeros(3)
+    jaxpr = jax.jit(f).trace(x).jaxpr
+    (exact,) = float64.evaluate(jaxpr, [x])
+    assert exact.tolist() == f(x).tolist() == [1.0, 1.0, 2.0]
+
+
 def test_scales_go_to_the_brink() -> None:
     """(q k) v in float16 with k and v up and q down: its own values stay in range, k v does not."""
     program = chain(8, 8, 8, 8)
