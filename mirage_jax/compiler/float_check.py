@@ -446,9 +446,18 @@ class Accuracy:
                 found[-offset / scale] = None
         return list(found)[:MOST_NEAR]
 
-    @cached_property
+    @property
     def _bytes(self) -> float:
-        """Bytes that comparing takes, roughly: results of three programs and noise, in float64, and what is between."""
+        """Bytes that comparing takes, roughly: results, and what float64 holds between them and the inputs, as far as its
+        programs are compiled.
+        """
+        plans = (run.memory_analysis() for run in self._evaluators.values())
+        between = (plan.temp_size_in_bytes for plan in plans if plan is not None)
+        return self._result_bytes + max(between, default=0)
+
+    @cached_property
+    def _result_bytes(self) -> float:
+        """Bytes of the results of three programs and of noise, in float64, and of what makes them, roughly."""
         tensors = (self.subject.reference.tensors[name] for name in self.subject.reference.outputs)
         return COPIES * sum(8.0 * math.prod(map(self.subject.reference.extent, t.axes)) for t in tensors)
 
@@ -519,7 +528,7 @@ class Accuracy:
         return evaluate.run(graph, arrays, xp=xp, domain=domain)
 
     @cached_property
-    def _evaluators(self) -> dict[tuple[bool, bool], Callable[..., Any]]:
+    def _evaluators(self) -> dict[tuple[bool, bool], jax.stages.Compiled]:
         return {}
 
     # ------------------------------------------------------------------ what rounding may do
@@ -528,7 +537,7 @@ class Accuracy:
         """Noise of a run, found once."""
         known = run.roundings.noises
         if (samples, half_unit) not in known:
-            if self._bytes > LARGE_BYTES:
+            if self._result_bytes > LARGE_BYTES:
                 known.clear()
             known[samples, half_unit] = self.noise(run.inputs, run.reference, samples, half_unit, run.in_range)
         return known[samples, half_unit]
@@ -538,7 +547,7 @@ class Accuracy:
         fault are refused on the same inputs, and noise takes longer than they do.
         """
         known = self._known_roundings
-        if (name, halvings) not in known or self._bytes > LARGE_BYTES:
+        if (name, halvings) not in known or self._result_bytes > LARGE_BYTES:
             known.clear()
             known[name, halvings] = _Roundings()
         return known[name, halvings]

@@ -221,6 +221,16 @@ def test_one_operation_after_another_stores_no_mask_that_is_cut() -> None:
     assert plan.temp_size_in_bytes < 1 << 20
 
 
+def test_what_float64_holds_in_between_counts_as_memory(monkeypatch) -> None:
+    """Attention's results are small, and its scores in float64 are not: two gates of it take turns."""
+    r = region(attend, (256, 16), (512, 16), (512, 16))
+    accuracy = Accuracy(TuningSession(r, "cpu", jax.devices()[0], Options()))
+    monkeypatch.setattr(Accuracy, "_on_host", False)
+    before = accuracy._bytes
+    accuracy.in_float64(accuracy._classes["normal"])
+    assert accuracy._bytes >= before + 8 * 256 * 512
+
+
 def test_without_memory_nothing_is_run_one_operation_after_another(monkeypatch) -> None:
     """XLA says so where the results are waited for, which may be far from the call."""
 
