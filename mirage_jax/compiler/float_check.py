@@ -448,9 +448,7 @@ class Accuracy:
 
     @property
     def _bytes(self) -> float:
-        """Bytes that comparing takes, roughly: results, and what float64 holds between them and the inputs, as far as its
-        programs are compiled.
-        """
+        """Bytes that comparing takes, roughly: results, and what float64 holds in between, once it is compiled."""
         plans = (run.memory_analysis() for run in self._evaluators.values())
         between = (plan.temp_size_in_bytes for plan in plans if plan is not None)
         return self._result_bytes + max(between, default=0)
