@@ -195,7 +195,10 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
 def _operand(values: Mapping[int, Array], atom: Any) -> Array:
     """The value of an operand. A literal may be a number of Python, with more digits than its type."""
     x = np.asarray(read(values, atom))
-    return _wide(x.astype(atom.aval.dtype) if isinstance(atom, Literal) else x)
+    if isinstance(atom, Literal):
+        aval: Any = atom.aval
+        x = x.astype(aval.dtype)
+    return _wide(x)
 
 
 def _wide(x: Any) -> Array:

@@ -91,23 +91,33 @@ def screened(rows: Iterable[Measured], device: DeviceModel) -> dict[str, Screeni
         if all(k.name in row.seconds for k in row.graph if isinstance(k, BlockGraph)):
             kind = row.graph, sum(k.specialized for k in row.schedule.kernels)
             price = estimate(row.graph, row.schedule, device)
-            programs.setdefault(row.program, []).append((kind, price, sum(row.seconds.values())))
+            seconds = sum(row.seconds.values())
+            programs.setdefault(row.program, []).append((kind, price, seconds))
     return {program: _screening(sorted(found, key=lambda v: v[1])) for program, found in programs.items()}
 
 
 def _screening(variants: Sequence[tuple[Hashable, float, float]]) -> Screening:
-    residuals, seen, timed = Residuals(), Counter[Hashable](), 0
-    late = list[int]()
-    for n, (kind, _, _) in enumerate(variants):
-        seen[kind] += 1
-        late += [n] if seen[kind] > FIRST else []
-    for n in (*(n for n in range(len(variants)) if n not in late), *late):
+    residuals = Residuals()
+    timed = 0
+    for n in _first_of_each(variants):
         kind, price, seconds = variants[n]
         if not residuals.is_slow(kind, price):
             residuals.learn(kind, n, price, seconds)
             timed += 1
     fastest = min(seconds for _, _, seconds in variants)
-    return Screening(len(variants), timed, residuals.best / fastest, variants[0][2] / fastest)
+    found, first = residuals.best / fastest, variants[0][2] / fastest
+    return Screening(len(variants), timed, found, first)
+
+
+def _first_of_each(variants: Sequence[tuple[Hashable, float, float]]) -> list[int]:
+    """Positions in the order in which a `Screen` takes variants: the first few of each kind, then the others."""
+    seen = Counter[Hashable]()
+    first, others = list[int](), list[int]()
+    for n, (kind, _, _) in enumerate(variants):
+        seen[kind] += 1
+        chosen = first if seen[kind] <= FIRST else others
+        chosen.append(n)
+    return first + others
 
 
 def screening_table(found: dict[str, Screening]) -> Table:

@@ -388,7 +388,8 @@ class TuningSession(RegionOnDevice):
 
     def _screen_in(self, trials: Trials, winners: Sequence[Winner], residuals: Residuals) -> dict[int, timing.Timing]:
         tell = progress.measuring(self.notify, len(winners))
-        kinds, price = [kind(w) for w in winners], [self.estimate(w) for w in winners]
+        kinds = [kind(w) for w in winners]
+        price = [self.estimate(w) for w in winners]
 
         def notify(i: int, outcome: Outcome) -> None:
             """Report one more variant, and learn from its failure."""
@@ -407,15 +408,24 @@ class TuningSession(RegionOnDevice):
 
         until = self.until if self.timed else self.until + MAX_LATE_SECONDS
         outcomes = trials.times([w.to_json() for w in winners], notify, until, doomed)
-        failures = {i: o for i, o in enumerate(outcomes) if isinstance(o, TrialFailure)}
-        if len(failures) == len(outcomes) and any(f.wants_memory for f in failures.values()):
+        self._count_failures(outcomes)
+        return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
+
+    def _count_failures(self, outcomes: Sequence[Outcome]) -> None:
+        """Count the variants that have no time, by kind.
+
+        Raises:
+            TrialError: all have failed, some for lack of memory.
+        """
+        failures = Counter(o for o in outcomes if isinstance(o, TrialFailure))
+        all_failed = failures.total() == len(outcomes)
+        if all_failed and any(f.wants_memory for f in failures):
             raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")
-        for failure, count in Counter(failures.values()).items():
+        for failure, count in failures.items():
             self.tried[failure.kind] += count
             if failure is not SLOW:
                 self.last_failure = failure.why
-            log.info("%d of %d %s: %s", count, len(winners), failure.kind, failure.why)
-        return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
+            log.info("%d of %d %s: %s", count, len(outcomes), failure.kind, failure.why)
 
     def estimate(self, winner: Winner) -> float:
         """Seconds of a variant, by the model."""
@@ -530,7 +540,7 @@ class TuningSession(RegionOnDevice):
 
 
 def kind(winner: Winner) -> tuple[KernelGraph, int]:
-    """What variants share of which the cost model is off alike: the muGraph, and how many kernels are specialized."""
+    """The muGraph, and how many kernels are specialized: the cost model is off by the same factor for such variants."""
     return winner.graph, sum(k.specialized for k in winner.schedule.kernels)
 
 
