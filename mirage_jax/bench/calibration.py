@@ -85,10 +85,12 @@ class Screening:
 
 
 def screened(rows: Iterable[Measured], device: DeviceModel) -> dict[str, Screening]:
-    """Time the variants of each program one by one, as a `Screen` does, by stored times."""
+    """Time the variants of each program one by one, as a `Screen` does, by stored times. Those with a kernel of XLA's,
+    whose time is not stored, are left out.
+    """
     programs: dict[str, list[tuple[Hashable, float, float]]] = {}
     for row in rows:
-        if all(k.name in row.seconds for k in row.graph if isinstance(k, BlockGraph)):
+        if all(isinstance(k, BlockGraph) and k.name in row.seconds for k in row.graph):
             kind = row.graph, sum(k.specialized for k in row.schedule.kernels)
             price = estimate(row.graph, row.schedule, device)
             seconds = sum(row.seconds.values())
