@@ -22,6 +22,7 @@ import jax
 
 from mirage_jax import log_topics
 from mirage_jax import pins as pins_file
+from mirage_jax.cluster import Machine, join
 from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.selection import is_named
 from mirage_jax.compiler.whole_function import as_written
@@ -155,19 +156,23 @@ class Optimized[**P, T]:
         """
         return self._report(args, kwargs, on_miss=None)
 
-    def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
+    def _report(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None, machines: Sequence[Machine] = ()
+    ) -> Report:
         try:
-            return self._decided(args, kwargs, on_miss)
+            return self._decided(args, kwargs, on_miss, machines)
         except TypeError as error:
             if isinstance(error, UsageError) or (why := _misused(args, kwargs)) is None:
                 raise
             raise UsageError(f"{self.name}: {why}") from error
 
-    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
+    def _decided(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None, machines: Sequence[Machine]
+    ) -> Report:
         if is_disabled():
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
         target = LoweringTarget((self.compiler.platform,), is_partitioned=self._is_partitioned(args, kwargs))
-        with self.compiler.asking(on_miss):
+        with self.compiler.asking(on_miss, machines):
             if on_miss is not None:
                 self.clear_cache()  # whether values are made again is asked when a function is traced
             traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
@@ -455,15 +460,27 @@ def _why_not(fn: Any) -> str | None:
     return None
 
 
-def tune(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+def tune(fn: Callable[..., Any], /, *args: Any, cluster: str | None = None, **kwargs: Any) -> Report:
     """Search and measure every region of a function ahead of time, for these argument shapes; returns the report.
 
     Arguments may be arrays or `jax.ShapeDtypeStruct`s. Winners go to the cache, and later calls of
     `fn`, if it is an optimized function, or of ``optimize(fn)`` use them.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        cluster: machines of a Ray cluster that search parts of regions, and try variants on GPUs of the same kind:
+            "auto" for the cluster that this machine is part of, or "ray://host:port". Everything is proven, checked
+            and stored in this process. (If `fn` has an argument of this name, pass it by position.)
+        kwargs: more arguments of the function.
+
+    Raises:
+        UsageError: there is no such cluster, or Ray is not installed.
     """
     if isinstance(fn, Method):
         fn, args = fn.__func__, (fn.__self__, *args)
     f = fn if isinstance(fn, Optimized) else optimize(fn)
-    report = f._report(args, kwargs, on_miss="search")
+    machines = () if cluster is None else join(cluster)
+    report = f._report(args, kwargs, on_miss="search", machines=machines)
     f.clear_cache()
     return report

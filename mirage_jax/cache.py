@@ -38,6 +38,7 @@ import jax
 import platformdirs
 
 from mirage_jax import extension_modules, limits
+from mirage_jax.children import source_digest
 from mirage_jax.config import directories_in, is_address
 from mirage_jax.errors import CacheError, printable
 from mirage_jax.hardware.host import processors
@@ -68,23 +69,6 @@ type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
 def canonical(value: object) -> bytes:
     """The one spelling of a JSON value; ValueError or TypeError if it is not one (NaN and infinities are not)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
-@functools.cache
-def source_digest() -> str:
-    """Digest of this package's own source, so that a changed optimizer does not believe its predecessor. What only uses
-    the optimizer is left out.
-    """
-    digest = hashlib.sha256()
-    root = os.path.dirname(__file__)
-    if not os.path.isdir(root):  # imported from an archive, which counts as a whole
-        with open(os.path.dirname(root), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    folders = ((d, names) for d, _, names in os.walk(root) if not d[len(root) + 1 :].startswith(("audit", "bench")))
-    for folder, name in sorted((d, n) for d, names in folders for n in names if n.endswith(".py")):
-        with open(os.path.join(folder, name), "rb") as file:  # pathlib takes twice as long
-            digest.update(f"{folder[len(root) :]}/{name}\n".encode() + file.read())
-    return digest.hexdigest()[:16]
 
 
 @functools.cache

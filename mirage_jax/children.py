@@ -7,6 +7,8 @@ from where it was imported here, whatever else is installed: from a checkout, a 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import sys
@@ -35,8 +37,13 @@ sys.meta_path.insert(0, Ours)
 
 def module(name: str, *arguments: str) -> list[str]:
     """A command like ``python -m name arguments``, for a module of ours, which loads extensions first, as this did."""
+    return python(running(name), *arguments)
+
+
+def running(name: str) -> str:
+    """Python code that runs a module of ours, after the extensions of this process."""
     run = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
-    return python(extension_modules.loading() + run, *arguments)
+    return extension_modules.loading() + run
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -58,6 +65,23 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     else:
         env.pop("PYTHONPATH", None)
     return env
+
+
+@functools.cache
+def source_digest() -> str:
+    """Digest of this package's own source, so that a changed optimizer does not believe its predecessor. What only uses
+    the optimizer is left out.
+    """
+    digest = hashlib.sha256()
+    root = os.path.dirname(__file__)
+    if not os.path.isdir(root):  # imported from an archive, which counts as a whole
+        with open(os.path.dirname(root), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    folders = ((d, names) for d, _, names in os.walk(root) if not d[len(root) + 1 :].startswith(("audit", "bench")))
+    for folder, name in sorted((d, n) for d, names in folders for n in names if n.endswith(".py")):
+        with open(os.path.join(folder, name), "rb") as file:  # pathlib takes twice as long
+            digest.update(f"{folder[len(root) :]}/{name}\n".encode() + file.read())
+    return digest.hexdigest()[:16]
 
 
 def _is_here(path: str) -> bool:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "gc_pause", "hardware", "extension_modules"),
     ("limits", "children", "interruptible"),
-    ("config", "why_not"),
+    ("config", "why_not", "cluster"),
     ("mugraph", "seals", "log_topics"),
     ("cost", "jaxpr_frontend", "lower", "mirage_import", "pins"),
     ("search", "verify", "html_report"),
@@ -43,6 +43,7 @@ LAZY = {
     "jax",
     "torch",
     "matplotlib",
+    "ray",
     "scipy",
     "sympy",
     "importlib",

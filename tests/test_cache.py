@@ -419,7 +419,16 @@ def test_a_package_in_an_archive_has_a_digest_of_its_source(tmp_path) -> None:
     for n in range(2):
         archive = tmp_path / f"{n}.zip"
         with zipfile.ZipFile(archive, "w") as file:
-            for module in ("limits", "config", "errors", "extension_modules", "seals", "why_not", "hardware/host"):
+            for module in (
+                "limits",
+                "config",
+                "errors",
+                "extension_modules",
+                "seals",
+                "why_not",
+                "hardware/host",
+                "children",
+            ):
                 file.write(Path(cache_module.__file__).parent / f"{module}.py", f"mirage_jax/{module}.py")
             file.writestr("mirage_jax/__init__.py", "")
             file.writestr("mirage_jax/hardware/__init__.py", "")

@@ -23,6 +23,7 @@ import jax
 
 from mirage_jax import pins
 from mirage_jax.cache import CacheKey, Entry
+from mirage_jax.cluster import Machine
 from mirage_jax.compiler.budget_split import MIN_FRACTION_AGAIN, MIN_SAVING_SECONDS, lanes, savings, shares
 from mirage_jax.compiler.decide import Decider, kept, undecided
 from mirage_jax.compiler.processes import ProcessGroup
@@ -109,19 +110,22 @@ class Compiler(Decider):
         return self._asked_on_miss or self.options.on_miss or _default_on_miss()
 
     @contextmanager
-    def asking(self, on_miss: str | None) -> Iterator[None]:
-        """Decide open regions again with another `on_miss`, and with all of the budget; None changes nothing."""
+    def asking(self, on_miss: str | None, machines: Sequence[Machine] = ()) -> Iterator[None]:
+        """Decide open regions again with another `on_miss`, with all of the budget, and with the help of other
+        machines; None changes nothing.
+        """
         if on_miss is None:
             yield
             return
         before, self._asked_on_miss = self._asked_on_miss, on_miss
+        helped, self.machines = self.machines, machines
         self.spent, self._has_more_time = 0.0, False
         self._spent_on.clear()
         self._begun.clear()
         try:
             yield
         finally:
-            self._asked_on_miss = before
+            self._asked_on_miss, self.machines = before, helped
 
     # ------------------------------------------------------------------ all regions of a program
 
@@ -342,7 +346,7 @@ class Compiler(Decider):
             def shared(devices: Sequence[Any]) -> Lend:  # only if a region is searched
                 from mirage_jax.compiler.isolation import parent
 
-                return stack.enter_context(parent.shared(devices, self._lanes))
+                return stack.enter_context(parent.shared(devices, self._lanes, self.machines))
 
             self._shared_trials = lend
             try:

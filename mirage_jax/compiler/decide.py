@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from mirage_jax.cache import Cache, CacheKey
+from mirage_jax.cluster import Machine
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import FIRST_INPUT_CLASSES, STORED_INPUT_CLASSES, key_of, restore, store
 from mirage_jax.compiler.threads import apart, unchecked
@@ -59,6 +60,7 @@ class Decider:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.cache = Cache(options.cache_dir)
+        self.machines: Sequence[Machine] = ()  # others, that help while `tune` runs
         self.xla_seconds: dict[str, float | None] = {}  # that XLA's code takes on a GPU, by the region's text
 
     def devices(self, platform: str) -> list[Any]:
@@ -79,14 +81,21 @@ class Decider:
 
         known = self.xla_seconds.get(region.text) if platform == "cuda" else None
         return TuningSession(
-            region, platform, devices[0], self.options, devices=devices, until=until, xla_seconds=known
+            region,
+            platform,
+            devices[0],
+            self.options,
+            devices=devices,
+            machines=self.machines,
+            until=until,
+            xla_seconds=known,
         )
 
     def trials(self, session: TuningSession) -> AbstractContextManager[Trials | None]:
         """Enter a context in which variants are tried in child processes; None on a CPU."""
         from mirage_jax.compiler.isolation.parent import trials
 
-        return trials(session.devices)
+        return trials(session.devices, machines=self.machines)
 
     def compare(self, session: TuningSession, finalists: Sequence[Candidate], precise: Precision) -> tuning.Comparison:
         """Measure which candidates are faster than XLA."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.cluster import Machine
 from mirage_jax.compiler.float_check import Accuracy, FloatGate
 from mirage_jax.compiler.isolation.parent import SLOW, Outcome, TrialFailure, Trials
 from mirage_jax.compiler.matrix_units import OnMatrixUnits, products_left_to_xla
@@ -96,6 +97,7 @@ class TuningSession(RegionOnDevice):
     specialized_asked: int = 0  # candidates whose specialized form was priced
     refused_kernels: RefusedKernels = field(default_factory=RefusedKernels)
     devices: Sequence[Any] = ()  # of one kind: variants may be tried on all of them
+    machines: Sequence[Machine] = ()  # others, that help
     until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
     trials: Trials | None = None  # children that try variants first; None: this process does
     notify: progress.Say = progress.silent
@@ -185,7 +187,7 @@ class TuningSession(RegionOnDevice):
         states, workers = self.options.budget.states or 2_000_000, self.options.budget.workers
         of_search = progress.searching(notify, seconds)
         found, report = search(
-            self.reference, self.description, self.space, seconds, states, families, of_search, workers
+            self.reference, self.description, self.space, seconds, states, families, of_search, workers, self.machines
         )
         if report.stop is StopReason.INTERRUPTED:  # candidates found so far are no answer to store
             raise KeyboardInterrupt

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 
+from mirage_jax.cluster import Machine
 from mirage_jax.cost.roofline import estimate, lower_limit
 from mirage_jax.cost.tilings import KnownTilings
 from mirage_jax.errors import UnsupportedError
@@ -64,19 +65,20 @@ def search(
     families: Sequence[str] = FAMILIES,
     notify: Notify | None = None,
     workers: int = 1,
+    machines: Sequence[Machine] = (),
 ) -> tuple[list[Candidate], SearchReport]:
     """Search a region within `seconds`; returns ranked candidates and a report.
 
-    A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes. So is
-    one of several outputs that has no kernel as a whole: sums over rows and over columns of one product, for instance.
-    Where no kernel comes near the roofline, operands of several products or small products are stored, and what lies
-    between them is searched. Where there is no kernel at all by half of the time, a pointwise end is left out, and
-    small sums are stored, too; where there is none in the whole space, reductions at the end are left out. Quotients
-    that are subtracted stay as they are, and what follows them is searched.
+    A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes, and
+    on other machines. So is one of several outputs that has no kernel as a whole: sums over rows and over columns of
+    one product, for instance. Where no kernel comes near the roofline, operands of several products or small products
+    are stored, and what lies between them is searched. Where there is no kernel at all by half of the time, a pointwise
+    end is left out, and small sums are stored, too; where there is none in the whole space, reductions at the end are
+    left out. Quotients that are subtracted stay as they are, and what follows them is searched.
     """
     if windows := after_quotients(reference):
         quotients, rest = windows
-        found, report = search(rest.graph, device, space, seconds, states, families, notify, workers)
+        found, report = search(rest.graph, device, space, seconds, states, families, notify, workers, machines)
         small, _ = searched(quotients.graph, device, space, seconds, states, families)
         return best_in_range(reference, _with_quotients(reference, windows, small, found, device), device), report
     until = time.monotonic() + seconds
@@ -100,7 +102,7 @@ def search(
     todo = [part(w.graph, space=space, is_wide=slices != [] and not narrow(w.graph)) for w in parts]
     todo += [part(graph, space=its) for graph, its in slices]
     by_part: list[list[Candidate]] = []
-    for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify):
+    for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify, machines):
         by_part.append(candidates)
         report.add(part_report)
     found += _put_together(reference, parts, by_part, device, until + MAX_COMBINING_SHARE * seconds)

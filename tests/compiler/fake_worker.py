@@ -64,6 +64,11 @@ def prepare(variant):
                 os.abort()
             case "fault":
                 fault()
+            case "hang once" if not (file := Path(variant["file"])).exists():
+                new = file.with_suffix(".new")
+                new.write_text(str(os.getppid()))
+                new.rename(file)
+                time.sleep(600)
             case "hang":
                 time.sleep(600)
             case "raise":

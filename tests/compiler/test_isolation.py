@@ -166,7 +166,7 @@ def test_children_go_on_to_the_next_region(monkeypatch) -> None:
     started: list[Session] = []
 
     @contextmanager
-    def one(devices, lanes):
+    def one(devices, lanes, machines):
         with Session(FAKE) as session:
             started.append(session)
             yield Trials([session])
@@ -269,7 +269,7 @@ def test_the_whole_way(budget: str, lanes: int, monkeypatch) -> None:
     started = 0
 
     @contextmanager
-    def on_the_cpu(devices, among):
+    def on_the_cpu(devices, among, machines):
         nonlocal started
         assert among == lanes
         started += 1

@@ -13,6 +13,10 @@ device kind}, {"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn
 ..]}, {"timed": i, ..}, {"failed": i, "why": ..}, {"late": i}, {"done": n}. A request with one thread is one for a
 time: its variants are timed alone, too. After so many seconds the child compiles no more; without "seconds" it compiles
 all.
+
+The child may run on another machine (`cluster`). One that is lost there says nothing about the variant at hand, which
+is tried again: by another child of that machine, or elsewhere if there can be none. Only a variant at which two are
+lost is dropped.
 """
 
 from __future__ import annotations
@@ -31,13 +35,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Self
 
 import jax
 
 from mirage_jax import children, timing
-from mirage_jax.errors import TrialError, is_out_of_memory
+from mirage_jax.cluster import ENDED, Machine
+from mirage_jax.errors import TrialError, is_out_of_memory, without_kind
 from mirage_jax.gpu_lock import visible_name
 from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
@@ -56,7 +61,10 @@ BATCH_VARIANTS = (
 )
 COMPILE_THREADS = 2  # that compile in a child: more would wait for each other in Python
 MAX_CHILDREN_PER_DEVICE = 8  # of a device at most
+MAX_FAR_CHILDREN_PER_DEVICE = 4  # of a device of another machine: each has a relay here, a Python with Ray
+MAX_RELAYS = 64  # if that is possible: each device has one child
 BATCHES_PER_CHILD = 3  # of the variants for each child: who is done with one takes another one
+MAX_LOSSES = 3  # of children on another machine, after which it gets no more
 POLL_SECONDS = 0.1  # seconds of waiting at a time: an interrupt is noticed in between
 
 
@@ -95,8 +103,10 @@ class Session:
     environment: Mapping[str, str] = field(default_factory=dict)
     patience: Patience = Patience()
     kind: str | None = None  # of the device that the child must have
+    machine: Machine | None = None  # where the child runs, if not here
     _child: _Child | None = field(default=None, repr=False)
     _deaths: int = 0
+    _losses: int = 0  # of children that were lost with the machine that they ran on
     _closed: bool = False
 
     def __enter__(self) -> Self:
@@ -110,6 +120,16 @@ class Session:
     def harmed(self) -> bool:
         """Whether a child has died, or the last one was ended."""
         return self._closed or self._deaths > 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked; where a machine is lost, others are asked instead."""
+        return self.machine is None or not self._closed
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether the child has started, or ended."""
+        return self._child is not None and (self._child.ready or self._child.has_spoken)
 
     def close(self) -> None:
         """End the child; there will be no other."""
@@ -138,7 +158,7 @@ class Session:
         until: float,
     ) -> None:
         """Try until each has a result. Every turn gives one to at least one, or narrows the suspects to one."""
-        threads = COMPILE_THREADS
+        threads, lost_at = COMPILE_THREADS, set[int]()
         while left := [i for i in numbers if i not in found]:
             if self._deaths > self.patience.deaths:
                 found.update(dict.fromkeys(left, TrialFailure("not tried", "too many variants crashed before")))
@@ -149,6 +169,8 @@ class Session:
                 seconds = {} if until == math.inf else {"seconds": until - time.monotonic()}
                 child.send({"variants": [variants[i] for i in left], "threads": threads, **seconds})
                 turn.listen(child, self.patience)
+            except _Lost as loss:
+                self._lose(loss, turn, lost_at)
             except _Died as death:
                 self._deaths += 1
                 self._start()
@@ -162,6 +184,22 @@ class Session:
                     threads = COMPILE_THREADS if turn.found and not turn.compiling else 1
             found.update(turn.found)
 
+    def _lose(self, loss: _Lost, turn: _Turn, lost_at: set[int]) -> None:
+        """Start another child on the machine, unless too many were lost there. `lost_at`: the variants at hand then."""
+        if (guilty := turn.guilty) is not None and guilty in lost_at:
+            turn.settle(guilty, TrialFailure("crashed", f"two processes were lost at it: {loss}"))
+        elif guilty is not None:
+            lost_at.add(guilty)
+        self._losses += 1
+        if self._losses > MAX_LOSSES:
+            raise TrialError(f"the process that tries variants there was lost again: {loss}") from None
+        log.info("a process that tries variants was lost, and is started again: %s", loss)
+        self._start()
+
+    def begin(self) -> None:
+        """Wait for the child to start. Raises `TrialError` if it does not."""
+        self._ready()
+
     def _ready(self) -> _Child:
         """The child, when it has started."""
         if self._child is None:
@@ -170,7 +208,7 @@ class Session:
         if not self._child.ready:
             try:
                 message = self._child.receive(self.patience.start)
-            except _Died as death:
+            except (_Died, _Lost) as death:
                 raise TrialError(f"no process can be started that tries variants: it {death}") from None
             if "ready" not in message or self.kind not in (None, message["ready"]):
                 raise TrialError(f"the process that tries variants has {message}, wanted is a {self.kind}")
@@ -183,7 +221,7 @@ class Session:
         if self._child is not None:
             self._child.kill()
         try:
-            self._child = _Child(self.command, self.environment)
+            self._child = _Child(self.command, self.environment, self.machine is not None)
         except OSError as why:
             raise TrialError(f"no process can be started that tries variants: {why}") from None
 
@@ -204,7 +242,7 @@ class Trials:
     @property
     def unharmed(self) -> bool:
         """Whether all children are those that were started first."""
-        return not any(s.harmed for s in self.sessions)
+        return not any(s.harmed for s in self.sessions if s.machine is None)
 
     def times(
         self,
@@ -217,31 +255,81 @@ class Trials:
 
         `doomed` is the failure of a variant that need not be tried, as others have shown meanwhile.
         """
+        found: dict[int, Outcome] = {}
+        while missing := [i for i in range(len(variants)) if i not in found]:  # again, where a machine was lost
+            if not (sessions := [s for s in self.sessions if s.is_open]):
+                raise TrialError("no process is left that tries variants")
+            _Round(variants, notify, until, doomed, found).share(missing, sessions)
+        return [found[i] for i in range(len(variants))]
+
+
+@dataclass
+class _Round:
+    """Variants that sessions share, with their outcomes so far."""
+
+    variants: Sequence[Variant]
+    notify: Notify
+    until: float
+    doomed: Doomed
+    found: dict[int, Outcome]
+    todo: queue.SimpleQueue[Sequence[int]] = field(default_factory=queue.SimpleQueue)
+
+    def share(self, missing: Sequence[int], sessions: Sequence[Session]) -> None:
+        """Try all that are missing; those stay so that a lost machine had."""
         # Neighbours, which have kernels in common, go to the same child: it compiles these once. Not too many of them:
         # some take the assembler a hundred times as long as others, and while one child compiles another one measures.
-        count = max(1, min(len(variants), BATCHES_PER_CHILD * len(self.sessions)))
-        todo = queue.SimpleQueue[range]()
-        for pair in pairwise(n * len(variants) // count for n in range(count + 1)):
-            todo.put(range(*pair))
-        found: dict[int, Outcome] = {}
-
-        def work(session: Session) -> None:
-            while True:
-                try:
-                    share = todo.get_nowait()
-                except queue.Empty:
-                    return
-                if found and time.monotonic() > until:
-                    found.update(dict.fromkeys(share, LATE))
-                    continue
-                found.update(_tried(session, variants, share, notify, until, doomed))
+        count = max(1, min(len(missing), BATCHES_PER_CHILD * len(sessions)))
+        for first, last in pairwise(n * len(missing) // count for n in range(count + 1)):
+            self.todo.put(missing[first:last])
 
         def close() -> None:
-            for s in self.sessions:
+            for s in sessions:
                 s.close()
 
-        spread(work, self.sessions, len(self.sessions), close)  # an exception ends all
-        return [found[i] for i in range(len(variants))]
+        spread(self._work, sessions, len(sessions), close)  # an exception ends all
+
+    def _work(self, session: Session) -> None:
+        try:
+            if session.machine is not None and not self._joins(session):
+                return
+            while True:
+                try:
+                    share = self.todo.get_nowait()
+                except queue.Empty:
+                    return
+                if self.found and time.monotonic() > self.until:
+                    self.found.update(dict.fromkeys(share, LATE))
+                    continue
+                self._try(session, share)
+        except TrialError as why:
+            if session.machine is None:
+                raise
+            if session.is_open:  # else whoever has closed it knows why
+                session.close()
+                session.machine.leave_out("variants", without_kind(why))
+
+    def _joins(self, session: Session) -> bool:
+        """Wait for a child on another machine to start; False if the others have done everything by then."""
+        until = time.monotonic() + session.patience.start
+        while not session.has_spoken and time.monotonic() < until:
+            if self.todo.empty():
+                return False
+            time.sleep(POLL_SECONDS)
+        session.begin()
+        return True
+
+    def _try(self, session: Session, share: Sequence[int]) -> None:
+        """Find out what becomes of some variants. Where that fails, what came before counts."""
+        came: dict[int, Outcome] = {}
+
+        def notify(i: int, outcome: Outcome) -> None:
+            came[i] = outcome
+            self.notify(i, outcome)
+
+        try:
+            came |= _tried(session, self.variants, share, notify, self.until, self.doomed)
+        finally:
+            self.found.update(came)
 
 
 def _tried(
@@ -262,9 +350,10 @@ def _tried(
 
 
 @contextmanager
-def trials(devices: Sequence[Any], lanes: int = 1) -> Iterator[Trials | None]:
+def trials(devices: Sequence[Any], lanes: int = 1, machines: Sequence[Machine] = ()) -> Iterator[Trials | None]:
     """Children on these GPUs, which start while the caller does something else; None where there is no GPU: what XLA
-    compiles for a CPU is timed where it will run. `lanes`: so many callers have children of their own.
+    compiles for a CPU is timed where it will run. `lanes`: so many callers have children of their own. `machines` have
+    children on all of their GPUs, if these are of the same kind.
     """
     if not devices or devices[0].platform != "gpu" or not sys.executable:
         yield None
@@ -272,26 +361,54 @@ def trials(devices: Sequence[Any], lanes: int = 1) -> Iterator[Trials | None]:
     with ExitStack() as stack:
         try:
             command = children.module(WORKER, *stack.enter_context(kernel_cache.lent_folder()))
-            on_each = min(MAX_CHILDREN_PER_DEVICE, processors() // (COMPILE_THREADS * len(devices))) // lanes
-            sessions = [
-                stack.enter_context(Session(command, environment(d), kind=d.device_kind))
-                for _ in range(max(1, on_each))
-                for d in devices
-            ]
+            here = [Session(command, environment(d), kind=d.device_kind) for d in devices]
+            rounds = [here] * _on_each(processors(), len(devices), lanes)
+            far = [m for m in machines if m.gpus and "variants" not in m.left_out]
+            most = min(MAX_FAR_CHILDREN_PER_DEVICE, MAX_RELAYS // max(1, sum(m.gpus for m in far))) // lanes
+            for m in far:
+                rounds = _joined(rounds, far_sessions(m, devices[0], lanes, most))
+            sessions = [stack.enter_context(replace(session)) for each in rounds for session in each]
         except TrialError as why:
             log.warning("variants are tried in this process: %s", why)
             yield None
             return
-        yield Trials(sessions, len(devices), lanes)
+        yield Trials(sessions, len(devices) + sum(m.gpus for m in far), lanes)
+
+
+def _on_each(processors: int, devices: int, lanes: int) -> int:
+    """Children of each device, for a machine with so many of both."""
+    return max(1, min(MAX_CHILDREN_PER_DEVICE, processors // (COMPILE_THREADS * devices)) // lanes)
+
+
+def _joined(rounds: Sequence[list[Session]], more: Sequence[list[Session]]) -> list[list[Session]]:
+    return [a + b for a, b in zip_longest(rounds, more, fillvalue=[])]
+
+
+def far_sessions(machine: Machine, device: Any, lanes: int = 1, most: int = 1, code: str = "") -> list[list[Session]]:
+    """Sessions on all GPUs of a machine, which must be of the kind of `device`: one of each, then another of each.
+
+    Args:
+        machine: where the children run.
+        device: one of this machine, for its kind.
+        lanes: so many callers have children of their own.
+        most: children of each device at most, for each caller.
+        code: what a child runs; `WORKER` if empty.
+    """
+    on_each = max(1, min(most, _on_each(machine.processors, max(1, machine.gpus), lanes)))
+    share = math.floor(1e4 / (on_each * lanes)) / 1e4 if machine.gpus else 0.0  # Ray knows ten-thousandths of a GPU
+    own = {name: value for name, value in environment(device).items() if name != "CUDA_VISIBLE_DEVICES"}  # Ray's
+    command = machine.command(code or children.running(WORKER), environment=own, gpus=share)
+    session = Session(command, kind=device.device_kind, machine=machine)
+    return [[session] * max(1, machine.gpus)] * on_each
 
 
 type Lend = Callable[[], AbstractContextManager[Trials | None]]
 
 
 @contextmanager
-def shared(devices: Sequence[Any], lanes: int = 1) -> Iterator[Lend]:
-    """Lend children on these GPUs to regions: those that another region gave back, if all are alive; else new
-    ones, which start in seconds.
+def shared(devices: Sequence[Any], lanes: int = 1, machines: Sequence[Machine] = ()) -> Iterator[Lend]:
+    """Lend children on these GPUs, and on other machines' GPUs, to regions: those that another region gave back, if all
+    are alive; else new ones, which start in seconds.
     """
     with ExitStack() as stack:
         idle: list[tuple[Trials | None, ExitStack]] = []
@@ -302,7 +419,7 @@ def shared(devices: Sequence[Any], lanes: int = 1) -> Iterator[Lend]:
                 found, own = idle.pop()
             except IndexError:
                 own = stack.enter_context(ExitStack())
-                found = own.enter_context(trials(devices, lanes))
+                found = own.enter_context(trials(devices, lanes, machines))
             yield found
             if found is None or found.unharmed:
                 idle.append((found, own))
@@ -352,10 +469,10 @@ class _Turn:
                 case {"timing": several}:
                     self.running = self.numbers[several[0]] if len(several) == 1 else None
                 case {"timed": n, "samples": samples, "launches": launches}:
-                    self._settle(self.numbers[n], timing.Timing(tuple(samples), launches))
+                    self.settle(self.numbers[n], timing.Timing(tuple(samples), launches))
                 case {"failed": n, "why": why}:
                     kind = "failed to run" if self.running == self.numbers[n] else "not compiled"
-                    self._settle(self.numbers[n], TrialFailure(kind, str(why)))
+                    self.settle(self.numbers[n], TrialFailure(kind, str(why)))
                 case {"late": n}:
                     self.found[self.numbers[n]] = LATE
                 case {"done": _}:
@@ -363,7 +480,8 @@ class _Turn:
                 case other:
                     raise TrialError(f"the process that tries variants said {other}")
 
-    def _settle(self, number: int, outcome: Outcome) -> None:
+    def settle(self, number: int, outcome: Outcome) -> None:
+        """Keep an outcome, and tell it."""
         self.found[number] = outcome
         self.compiling.discard(number)
         self.running = None
@@ -389,11 +507,16 @@ class _Died(Exception):
         self.kind = kind
 
 
+class _Lost(Exception):
+    """A child on another machine is lost, by no fault of a variant that anybody knows of."""
+
+
 class _Child:
     """A process and the lines that it writes."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], is_far: bool = False) -> None:
         self.ready = False
+        self._is_far = is_far  # then the process is a relay of `cluster`
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
         self._process = subprocess.Popen(
             command,
@@ -441,9 +564,16 @@ class _Child:
         except ValueError:
             raise TrialError(f"the process that tries variants wrote {line[:80]!r}") from None
 
-    def _death(self) -> _Died:
+    @property
+    def has_spoken(self) -> bool:
+        """Whether there is a message, or will be none."""
+        return not self._lines.empty()
+
+    def _death(self) -> _Died | _Lost:
         code = self._process.wait()
         last = self.last_words
+        if self._is_far:
+            return _Died("crashed", last) if code == ENDED else _Lost(last or f"its relay ended with code {code}")
         return _Died("crashed", f"ended with code {code}" + (f" ({last})" if last else ""))
 
     @property
