@@ -204,11 +204,12 @@ class Screen:
             self.residuals.learn(kind(w), w, self.session.estimate(w), s)
 
     def _unless_slow(self, new: Sequence[Winner]) -> list[Winner]:
-        """Leave out variants that will not be the fastest."""
-        kept = [w for w in new if not self.residuals.is_slow(kind(w), self.session.estimate(w))]
-        if count := len(new) - len(kept):
-            self.session.tried[SLOW.kind] += count
-        return kept
+        """Leave out variants that will not be the fastest, for good."""
+        slow = [w for w in new if self.residuals.is_slow(kind(w), self.session.estimate(w))]
+        if slow:
+            self.session.tried[SLOW.kind] += len(slow)
+            self.seconds |= dict.fromkeys(slow, math.inf)
+        return [w for w in new if w not in self.seconds]
 
     def _time(self, variants: Sequence[Winner]) -> None:
         new = list(dict.fromkeys((*first_of_each(variants, FIRST), *variants)))
