@@ -13,6 +13,7 @@ over an arithmetic: `Numbers`, `Arrays` (all tilings of a kernel at once) or `fo
 * Compute: the larger of arithmetic, and reads of products' operands from shared memory. Each warp reads for itself
   unless the tile is large enough for warpgroup instructions. It is divided by the busy fraction of the device.
 * Registers: a thread that holds more values at a time spills them, which slows all arithmetic down (`Outline.live`).
+  Operands of float32 products are such values, once for each number of TF32 that they are rounded to.
 * Latency: loop steps that wait for loads; more stages and more resident blocks shorten it. It is partly exposed where
   blocks load nothing ahead.
 
@@ -291,7 +292,8 @@ def _registers(t: Terms, math_: Any, warps: Number, parts: Number) -> Number:
     """Registers that a thread needs for the values of a block, with so many warps.
 
     Operands of float32 products are rounded, so registers hold all of them before a product begins. Warps in a row have
-    the same rows, and those in a column the same columns, unless they work as a warpgroup.
+    the same rows, and those in a column the same columns, unless they work as a warpgroup: it reads one operand from
+    shared memory. Two warps are no group, and hold both.
     """
     values = t.live + (1 - _is_reduced(t, math_, warps)) * t.carried
     by_group = t.wide_fragments * math_.maximum(1, 2 * WIDE_WARPS**0.5 - warps)
