@@ -76,6 +76,59 @@ def test_digits_of_points_that_are_near_each_other() -> None:
     assert 100 * errors[1] < errors[0]
 
 
+def sum_with_rest(term: str, result: str) -> KernelGraph:
+    """A step of Stein's variational gradient: each kernel times a gradient, and a multiple of a difference."""
+    return parse(f"""mugraph {{
+      extents i=4 j=32 k=32
+      input X: f32[j,i]
+      input Y: f32[k,i]
+      input U: f32[k,i]
+      kernel a grid(j) loop(k) {{
+        %x = load X[j,i]
+        %y = load Y[k,i]
+        %u = load U[k,i]
+        %d[j,i,k] = add{{cb=-1}} %x %y
+        %v[k,i] = add{{{term}
+        %r[j,k] = dot{{axes=(i)}} %d %d
+        %w[j,k] = exp{{scale=-1}} %r
+        %s[j] = sum{{axes=(k)}} %w
+        %t[j] = acc %s
+        %p[j,i] = dot{{axes=(k)}} %w %v
+        %q[j,i] = acc %p
+        %m[j,i] = mul %t %x
+        %z[j,i] = add{{{result}
+        store Z: f32[j,i] = %z
+      }}
+      output Z
+    }}""")
+
+
+@pytest.mark.parametrize("form", [
+    ("ca=-1/4} %y %u", "cb=1/4} %q %m"),
+    ("cb=-1/4, ca=3} %u %y", "ca=1/2, cb=2} %m %q"),
+    ("cb=-1} %y %u", "cb=-1} %m %q"),
+])  # fmt: skip
+def test_one_sum_for_a_pair_and_one_for_the_rest(form: tuple[str, str]) -> None:
+    before = sum_with_rest(*form)
+    after = with_differences_multiplied(before)
+    check_graph(after)
+    assert [op.op for op in after.kernels[0].ops] == ["add", "dot", "exp", "dot", "acc", "dot", "acc", "add"]
+    assert fingerprint(before, after)
+    assert exact_check(after, SCHEDULE) == ""
+    rng = np.random.default_rng(0)
+    far = [(100 + rng.standard_normal((32, 4))).astype(np.float32) for _ in range(2)]
+    given = [*far, rng.standard_normal((32, 4)).astype(np.float32)]
+    (want,) = evaluate.run(before, given)
+    errors = [np.abs(evaluate.run(g, given, dtype="float32")[0] - want).max() for g in (before, after)]
+    assert 5 * errors[1] < errors[0]
+
+
+def test_other_factors_stay() -> None:
+    """The multiple of x does not cancel that of y."""
+    before = sum_with_rest("ca=-1/4} %y %u", "cb=1/2} %q %m")
+    assert with_differences_multiplied(before) == before
+
+
 def test_sums_that_no_loop_adds_up() -> None:
     """Each step of the loop has all of its own points."""
     before = parse("""mugraph {
