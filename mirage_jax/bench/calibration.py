@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mirage_jax.cost.residuals import FIRST, Residuals
+from mirage_jax.cost.residuals import Residuals, first_of_each, kind
 from mirage_jax.cost.roofline import estimate, kernel_estimate
 from mirage_jax.hardware.device_model import DEVICES, DeviceModel
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
@@ -91,35 +90,25 @@ def screened(rows: Iterable[Measured], device: DeviceModel) -> dict[str, Screeni
     programs: dict[str, list[tuple[Hashable, float, float]]] = {}
     for row in rows:
         if all(isinstance(k, BlockGraph) and k.name in row.seconds for k in row.graph):
-            kind = row.graph, sum(k.specialized for k in row.schedule.kernels)
             price = estimate(row.graph, row.schedule, device)
             seconds = sum(row.seconds.values())
-            programs.setdefault(row.program, []).append((kind, price, seconds))
+            programs.setdefault(row.program, []).append((kind(row.graph, row.schedule), price, seconds))
     return {program: _screening(sorted(found, key=lambda v: v[1])) for program, found in programs.items()}
 
 
 def _screening(variants: Sequence[tuple[Hashable, float, float]]) -> Screening:
     residuals = Residuals()
     timed = 0
-    for n in _first_of_each(variants):
-        kind, price, seconds = variants[n]
-        if not residuals.is_slow(kind, price):
-            residuals.learn(kind, n, price, seconds)
+    positions = range(len(variants))
+    first_ones = first_of_each(positions, lambda n: variants[n][0])
+    for n in dict.fromkeys((*first_ones, *positions)):
+        its_kind, price, seconds = variants[n]
+        if not residuals.is_slow(its_kind, price):
+            residuals.learn(its_kind, n, price, seconds)
             timed += 1
     fastest = min(seconds for _, _, seconds in variants)
     found, first = residuals.best / fastest, variants[0][2] / fastest
     return Screening(len(variants), timed, found, first)
-
-
-def _first_of_each(variants: Sequence[tuple[Hashable, float, float]]) -> list[int]:
-    """Positions in the order in which a `Screen` takes variants: the first few of each kind, then the others."""
-    seen = Counter[Hashable]()
-    first, others = list[int](), list[int]()
-    for n, (kind, _, _) in enumerate(variants):
-        seen[kind] += 1
-        chosen = first if seen[kind] <= FIRST else others
-        chosen.append(n)
-    return first + others
 
 
 def screening_table(found: dict[str, Screening]) -> Table:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -24,10 +23,10 @@ import numpy as np
 from mirage_jax import timing
 from mirage_jax.compiler.isolation.parent import SLOW
 from mirage_jax.compiler.specialization import is_written, specialized
-from mirage_jax.compiler.tuning_session import TuningSession, kind
+from mirage_jax.compiler.tuning_session import TuningSession, kind_of
 from mirage_jax.compiler.winner import KERNEL_EMIT_OPTIONS, Winner
 from mirage_jax.compiler.winner import as_precise as as_precise
-from mirage_jax.cost.residuals import FIRST, Residuals
+from mirage_jax.cost.residuals import Residuals, first_of_each
 from mirage_jax.cost.roofline import estimate, register_pressure
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
@@ -85,7 +84,7 @@ def compare(session: TuningSession, finalists: Sequence[Candidate], precise: Pre
         for s in _as_precise_variants(c.graph, first, precise)
     ]
     if len(variants) > MAX_VARIANTS:  # do not let the model choose: it does not know which of XLA's products are slow
-        screen(first_of_each(variants, FIRST))
+        screen(first_of_each(variants, kind_of))
     screen(variants)
     best = _climb(screen, screen.recombine())
     # One variant of each muGraph too: the float gate may refuse all variants of a muGraph.
@@ -133,15 +132,6 @@ def against_xla(session: TuningSession, best: Sequence[Winner]) -> Comparison:
     session.record(times)
     rows = sorted(((w, t, timing.ratio(xla, t)) for w, t in times), key=lambda row: -row[2].value)
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MIN_SPEEDUP), rows[0][1:] if rows else None)
-
-
-def first_of_each(variants: Iterable[Winner], n: int) -> Iterator[Winner]:
-    """The first n variants of each kind."""
-    seen = Counter[Hashable]()
-    for w in variants:
-        seen[kind(w)] += 1
-        if seen[kind(w)] <= n:
-            yield w
 
 
 def _as_precise_variants(graph: KernelGraph, schedule: Schedule, precise: Precision) -> Iterator[Schedule]:
@@ -201,18 +191,18 @@ class Screen:
     def _learn(self, seconds: Mapping[Winner, float]) -> None:
         self.seconds |= seconds
         for w, s in seconds.items():
-            self.residuals.learn(kind(w), w, self.session.estimate(w), s)
+            self.residuals.learn(kind_of(w), w, self.session.estimate(w), s)
 
     def _unless_slow(self, new: Sequence[Winner]) -> list[Winner]:
         """Leave out variants that will not be the fastest, for good."""
-        slow = [w for w in new if self.residuals.is_slow(kind(w), self.session.estimate(w))]
+        slow = [w for w in new if self.residuals.is_slow(kind_of(w), self.session.estimate(w))]
         if slow:
             self.session.tried[SLOW.kind] += len(slow)
             self.seconds |= dict.fromkeys(slow, math.inf)
         return [w for w in new if w not in self.seconds]
 
     def _time(self, variants: Sequence[Winner]) -> None:
-        new = list(dict.fromkeys((*first_of_each(variants, FIRST), *variants)))
+        new = list(dict.fromkeys((*first_of_each(variants, kind_of), *variants)))
         log.info("compiling and timing %d variants", len(new))
         timed = self.session.screen(new, self.residuals)
         self.session.tried["timed"] += len(timed)
@@ -281,7 +271,7 @@ class Screen:
         """The same, but muGraphs count twice, with specialized warps and without: neither likes the sizes of the other,
         and no small change leads from one to the other.
         """
-        return self._fastest(n, kind)
+        return self._fastest(n, kind_of)
 
     def _fastest(self, n: int, kind: Callable[[Winner], Hashable]) -> list[Winner]:
         fastest: dict[Hashable, Winner] = {}

@@ -28,7 +28,7 @@ from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import warn_once
-from mirage_jax.cost.residuals import Residuals
+from mirage_jax.cost.residuals import Residuals, kind
 from mirage_jax.cost.roofline import bound_by_products, estimate, fused_estimate, lower_limit
 from mirage_jax.errors import MirageError, TrialError, in_one_line
 from mirage_jax.gpu_lock import gpu_lock, process_turn
@@ -390,7 +390,7 @@ class TuningSession(RegionOnDevice):
 
     def _screen_in(self, trials: Trials, winners: Sequence[Winner], residuals: Residuals) -> dict[int, timing.Timing]:
         tell = progress.measuring(self.notify, len(winners))
-        kinds = [kind(w) for w in winners]
+        kinds = [kind_of(w) for w in winners]
         price = [self.estimate(w) for w in winners]
 
         def notify(i: int, outcome: Outcome) -> None:
@@ -541,9 +541,9 @@ class TuningSession(RegionOnDevice):
         return Accuracy(OnMatrixUnits(self.region, "cpu", processor, self.options))
 
 
-def kind(winner: Winner) -> tuple[KernelGraph, int]:
-    """The muGraph, and how many kernels are specialized: the cost model is off by the same factor for such variants."""
-    return winner.graph, sum(k.specialized for k in winner.schedule.kernels)
+def kind_of(winner: Winner) -> tuple[KernelGraph, int]:
+    """The kind of a variant."""
+    return kind(winner.graph, winner.schedule)
 
 
 def elsewhere(reference: KernelGraph) -> Elsewhere:

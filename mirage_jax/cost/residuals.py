@@ -7,8 +7,11 @@ times of each tell most of it. What would be slow at its muGraph's best factor n
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+
+from mirage_jax.mugraph.graph import KernelGraph, Schedule
 
 FIRST = 2  # variants of each kind that are timed in any case
 MARGIN = 1.6  # of the fastest time, up to which a variant may take by the best factor of its kind
@@ -35,3 +38,18 @@ class Residuals:
     def is_slow(self, kind: Hashable, estimate: float) -> bool:
         """Tell whether a variant will not be the fastest."""
         return self.at_best(kind, estimate) > MARGIN * self.best
+
+
+def kind(graph: KernelGraph, schedule: Schedule) -> tuple[KernelGraph, int]:
+    """The muGraph, and how many kernels are specialized: the cost model is off by the same factor for such variants."""
+    return graph, sum(k.specialized for k in schedule.kernels)
+
+
+def first_of_each[T](variants: Iterable[T], kind_of: Callable[[T], Hashable], n: int = FIRST) -> Iterator[T]:
+    """The first n variants of each kind."""
+    seen = Counter[Hashable]()
+    for variant in variants:
+        key = kind_of(variant)
+        seen[key] += 1
+        if seen[key] <= n:
+            yield variant

@@ -296,7 +296,7 @@ def _registers(t: Terms, math_: Any, warps: Number, parts: Number) -> Number:
     shared memory. Two warps are no group, and hold both.
     """
     values = t.live + (1 - _is_reduced(t, math_, warps)) * t.carried
-    by_group = t.wide_fragments * math_.maximum(1, 2 * WIDE_WARPS**0.5 - warps)
+    by_group = t.wide_fragments * math_.maximum(1, WIDE_WARPS - warps)
     operands = math_.maximum(t.fragments * warps**0.5, by_group)
     return ADDRESS_REGISTERS + (values + parts * operands) / (32 * warps)
 
