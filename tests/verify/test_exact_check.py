@@ -339,6 +339,44 @@ def test_a_sentinel_that_is_added_leaves_the_order_of_logits() -> None:
     assert exact_check(parse(MAXIMA_BESIDE_SENTINELS), sizes) == ""
 
 
+PADDED_CAUSAL_ATTENTION = """mugraph {
+  extents i=17 j=17
+  input q: f32[i]
+  input k: f32[j]
+  input v: f32[j]
+  kernel k0 grid(i) loop(j in ..i+0) {
+    %k = load k[j]
+    %q = load q[i]
+    %v = load v[j]
+    %3[] = const{value=3}
+    %masked[] = const{value=-238197632505765400042357716465536204800}
+    %i[i] = iota{axis=i}
+    %j[j] = iota{axis=j}
+    %s[i,j] = mul %q %k
+    %biased[i,j] = affine{offset=-340282346638528859811704183484516925440} %s
+    %padding[j] = lt %j %3
+    %causal[j,i] = le %j %i
+    %t[j,i] = where %padding %biased %s
+    %u[j,i] = where %causal %t %masked
+    %m[i] = shift{axes=(j)} %u
+    %e[j,i] = exps %u %m
+    %sum[i] = sum{axes=(j)} %e
+    %z[i] = accs %sum %m
+    %o[i] = dot{axes=(j)} %e %v
+    %a[i] = accs %o %m
+    %y[i] = div %a %z
+    store y: f32[i] = %y
+  }
+  output y
+}"""
+
+
+def test_rows_of_the_lowest_number_take_the_complete_form() -> None:
+    """Their maximum is a constant of the program, not a huge product: it is compared with the bound in their order."""
+    sizes = Schedule((KernelSchedule((("i", 32), ("j", 16)), 8, 3),))
+    assert exact_check(parse(PADDED_CAUSAL_ATTENTION), sizes) == ""
+
+
 def test_constants_keep_their_order() -> None:
     values = [0.0, 1e-9, 1.0, 1e9, 2.0**30, 2.0**30 + 1, 1e10, 1e20, 1e30, 2.38e38, 3.4e38, 1e300]
     real = [float(exact.constant(Q(x))["real"]) for x in values]

@@ -59,7 +59,8 @@ class ExactDomain:
     def all_allowed(self, x: NamedArray, bound: Fraction | None, limit: Fraction | None) -> bool:
         """Compare the floats of numbers. The shift of a row in which everything is masked is minus infinity here."""
         real = x.array["real"]
-        return are_allowed(np.where(real == ANY_SHIFT["real"], -math.inf, real), bound, limit)
+        real = np.where(real == ANY_SHIFT["real"], -math.inf, real)
+        return are_allowed(real, bound, limit, lambda value: float(exact.constant(value)["real"]))
 
     # --- operators
 

@@ -99,7 +99,7 @@ class FloatDomain:
 
     def all_allowed(self, x: NamedArray, bound: Fraction | None, limit: Fraction | None) -> bool:
         """Compare every element."""
-        return are_allowed(x.array, bound, limit)
+        return are_allowed(x.array, bound, limit, _float)
 
     # --- operators
 
@@ -243,10 +243,12 @@ def _arithmetic_type(dtypes: Sequence[Any]) -> Any:
     return DTYPES["i32" if all(t.itemsize <= 4 for t in dtypes) else "i64"].numpy
 
 
-def are_allowed(x: Any, bound: Fraction | None, limit: Fraction | None) -> bool:
+def are_allowed(
+    x: Any, bound: Fraction | None, limit: Fraction | None, to_float: Callable[[Fraction], float]
+) -> bool:
     """Are all numbers above a bound, and smaller than a limit, or minus infinity?"""
-    above = bound is None or bool((x > _float(bound)).all())
-    return above and (limit is None or bool(((abs(x) < _float(limit)) | (x == -math.inf)).all()))
+    above = bound is None or bool((x > to_float(bound)).all())
+    return above and (limit is None or bool(((abs(x) < to_float(limit)) | (x == -math.inf)).all()))
 
 
 def _float(value: Fraction) -> float:
