@@ -275,6 +275,11 @@ def _another_shift(p: Place) -> Iterator[Term]:
         yield term("affine", like(p.op), offset=ONE) if not _carried(p) else like(p.op, scale=_number(p, "scale") / 2)
 
 
+def _max_of_positive_multiple(p: Place) -> Iterator[Term]:
+    if p.op.op == "max":
+        yield term("affine", like(p.op, term("affine", p.op.args[0], scale=TWO)), scale=HALF)
+
+
 def _carried(p: Place) -> bool:
     return p.kernel.loop in p.reduced
 
@@ -344,11 +349,6 @@ def _logistic(p: Place) -> Iterator[Term]:
         yield term("pow", e, exponent=MINUS, offset=ONE)
 
 
-def _max_of_positive_multiple(p: Place) -> Iterator[Term]:
-    if p.op.op == "max":
-        yield term("affine", like(p.op, term("affine", p.op.args[0], scale=TWO)), scale=HALF)
-
-
 def _negated_condition(p: Place) -> Iterator[Term]:
     if p.op.op == "where":
         c, x, y = p.op.args
@@ -368,6 +368,7 @@ def _rewrite(name: str, edits: Edits, missed: str = "", sometimes: bool = False)
 OPAQUE = "{} is an uninterpreted function"
 NESTED = "a root of a value with roots or exponentials is an uninterpreted function"
 SECOND = "a second exponential on one path is an uninterpreted function"
+TERMS = "next to a maximum of x + x, which is not seen as 2 x then"
 BESIDE = "logistic of exponentials, or in an exponent, is an uninterpreted function"
 REWRITES: tuple[Rewrite, ...] = (
     _rewrite("x y = y x", operators(_commuted)),
@@ -393,6 +394,7 @@ REWRITES: tuple[Rewrite, ...] = (
     _rewrite("the same of an exponential of exponentials", operators(_second_apart), SECOND),
     _rewrite("exp(x - m) = exp x exp -m", operators(_shifted_exponential)),
     _rewrite("softmax for another shift", operators(_another_shift)),
+    _rewrite("max 2 x = 2 max x", operators(_max_of_positive_multiple), TERMS, sometimes=True),
     _rewrite("a value computed twice", operators(_computed_again)),
     _rewrite("one block without a loop", _without_loop),
     _rewrite("a library operator as a kernel", _as_kernel),
@@ -400,7 +402,6 @@ REWRITES: tuple[Rewrite, ...] = (
     _rewrite("another grid", _smaller_grid),
     _rewrite("a longer span, or none", _wider_loop_bounds),
     _rewrite("logistic x = 1 / (1 + exp -x)", operators(_logistic), BESIDE, sometimes=True),
-    _rewrite("max 2 x = 2 max x", operators(_max_of_positive_multiple), OPAQUE.format("max")),
     _rewrite("where(c, x, y) = where(not c, y, x)", operators(_negated_condition), OPAQUE.format("where")),
     _rewrite("mask(a and b, x) = mask(a, mask(b, x))", operators(_mask_apart), OPAQUE.format("mask")),
 )

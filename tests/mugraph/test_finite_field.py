@@ -14,7 +14,7 @@ from numpy.random import default_rng
 
 from mirage_jax.mugraph.builder import KernelBuilder, tensor
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.domains.finite_field import Draw, FieldDomain, Pair, PrimeRing, ZeroDivisor, is_prime
+from mirage_jax.mugraph.domains.finite_field import ALGEBRAIC, Draw, FieldDomain, Pair, PrimeRing, ZeroDivisor, is_prime
 from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.operators import FUNCTIONS, OPERATORS
@@ -106,6 +106,67 @@ IDENTITIES: dict[str, Callable[[FieldDomain, Pair, Pair], tuple[Pair, Pair]]] = 
     "dot": lambda d, x, y: (d.dot(x, y, ("k",)), d.sum(d.mul(x, y), ("k",))),
     "second exponential": lambda d, x, y: (d.exp(d.mul(d.exp(x), d.exp(y))), d.exp(d.exp(d.add(x, y)))),
 }  # fmt: skip
+HOMOGENEOUS: dict[str, Callable[[FieldDomain, Pair, Pair], tuple[Pair, Pair]]] = {
+    "max of a multiple": lambda d, x, y: (d.maximum(times(d, 2, x), ("k",)), times(d, 2, d.maximum(x, ("k",)))),
+    "of a negative one": lambda d, x, y: (
+        d.maximum(times(d, -2, x), ("k",)),
+        times(d, 2, d.maximum(times(d, -1, x), ("k",))),
+    ),
+    "of a sum": lambda d, x, y: (
+        d.maximum(d.add(times(d, 2, x), times(d, 6, y)), ("k",)),
+        times(d, 2, d.maximum(d.add(x, times(d, 3, y)), ("k",))),
+    ),
+    "of a product": lambda d, x, y: (
+        d.maximum(d.dot(times(d, HALF, x), y, ("i",)), ("k",)),
+        times(d, HALF, d.maximum(d.dot(x, y, ("i",)), ("k",))),
+    ),
+    "of maxima": lambda d, x, y: (
+        d.maximum(times(d, 2, d.maximum(x, ("k",))), ("i",)),
+        times(d, 2, d.maximum(x, ("i", "k"))),
+    ),
+    "of two": lambda d, x, y: (
+        d.function("minimum", (times(d, 2, x), times(d, 4, y))),
+        times(d, 2, d.function("minimum", (x, times(d, 2, y)))),
+    ),
+    "of an affine value": lambda d, x, y: (
+        d.maximum(d.add(times(d, 2, x), d.constant(-ONE)), ("k",)),
+        times(d, 2, d.maximum(d.add(x, d.constant(-HALF)), ("k",))),
+    ),
+    "of several": lambda d, x, y: (
+        d.function("maximum", (times(d, 2, d.maximum(x, ("k",))), times(d, 3, d.maximum(y, ("k",))))),
+        d.maximum(d.function("maximum", (times(d, 2, x), times(d, 3, y))), ("k",)),
+    ),
+    "of tiles": lambda d, x, y: (in_tiles(d, times(d, 2, x)), times(d, 2, in_tiles(d, x))),
+}
+NOT_HOMOGENEOUS: dict[str, Callable[[FieldDomain, Pair, Pair], tuple[Pair, Pair]]] = {
+    "max of a negative": lambda d, x, y: (d.maximum(times(d, -2, x), ("k",)), times(d, -2, d.maximum(x, ("k",)))),
+    "max is no minimum": lambda d, x, y: (d.maximum(times(d, 2, x), ("k",)), times(d, 2, least(d, x))),
+    "of any multiple": lambda d, x, y: (d.maximum(d.mul(x, y), ("i",)), d.mul(y, d.maximum(x, ("i",)))),
+    "of a negative multiple of maxima": lambda d, x, y: (
+        d.maximum(times(d, -2, d.maximum(x, ("k",))), ("i",)),
+        times(d, -2, d.maximum(x, ("i", "k"))),
+    ),
+    "of a shifted value": lambda d, x, y: (
+        d.maximum(d.add(times(d, 2, x), d.constant(ONE)), ("k",)),
+        times(d, 2, d.maximum(d.add(x, d.constant(ONE)), ("k",))),
+    ),
+    "other factors": lambda d, x, y: (d.maximum(times(d, 2, x), ("k",)), times(d, 3, d.maximum(x, ("k",)))),
+}
+
+
+def times(d: FieldDomain, c: Fraction | int, x: Pair) -> Pair:
+    return d.mul(x, d.constant(Fraction(c)))
+
+
+def least(d: FieldDomain, x: Pair) -> Pair:
+    return times(d, -1, d.maximum(times(d, -1, x), ("k",)))
+
+
+def in_tiles(d: FieldDomain, x: Pair) -> Pair:
+    tiles = [d.within(RANGES | {"k": range(*cut)}).load(x, ("i", "k")) for cut in ((0, 2), (2, 4))]
+    return d.function("maximum", [d.maximum(tile, ("k",)) for tile in tiles])
+
+
 NOT_IDENTITIES: dict[str, Callable[[FieldDomain, Pair, Pair], tuple[Pair, Pair]]] = {
     "exp distributes": lambda d, x, y: (d.exp(d.add(x, y)), d.add(d.exp(x), d.exp(y))),
     "root of a square": lambda d, x, y: (d.power(d.mul(x, x), HALF), x),
@@ -134,6 +195,22 @@ def test_not_identities(name: str) -> None:
     x, y = d.random(("i", "k"), (3, 4)), d.random(("i", "k"), (3, 4))
     left, right = NOT_IDENTITIES[name](d, x, y)
     assert not equal(left, right)
+
+
+@pytest.mark.parametrize("name", HOMOGENEOUS)
+def test_maxima_of_positive_multiples(name: str) -> None:
+    """They are seen by draws in which maxima have their algebra, and only by these."""
+    for algebraic in (True, False):
+        d = FieldDomain(Draw(b"m" * 32, algebraic=frozenset(ALGEBRAIC if algebraic else ()))).within(RANGES)
+        x, y = d.random(("i", "k"), (3, 4)), d.random(("i", "k"), (3, 4))
+        assert equal(*HOMOGENEOUS[name](d, x, y)) == algebraic
+
+
+@pytest.mark.parametrize("name", NOT_HOMOGENEOUS)
+def test_maxima_of_other_multiples(name: str) -> None:
+    d = FieldDomain(Draw(b"m" * 32, algebraic=frozenset(ALGEBRAIC))).within(RANGES)
+    x, y = d.random(("i", "k"), (3, 4)), d.random(("i", "k"), (3, 4))
+    assert not equal(*NOT_HOMOGENEOUS[name](d, x, y))
 
 
 def test_same_residues_as_exact_fractions() -> None:

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from mirage_jax.mugraph.domains.finite_field import Draw, FieldDomain, ZeroDivisor
+from mirage_jax.mugraph.domains.finite_field import ALGEBRAIC, Draw, FieldDomain, ZeroDivisor
 from mirage_jax.verify.equivalence.error_bound import Bound, BoundDomain, Difference, error_bound
 
 RANGES = {"i": range(1), "k": range(5), "n": range(7)}
@@ -74,6 +74,15 @@ def test_growth() -> None:
     # denominators that differ from element to element multiply
     each = b.sum(b.power(b.add(b.exp(x), b.exp(v)), Fraction(-1)), ("n",))
     assert each.denominator().terms == pytest.approx(7)
+
+
+def test_maxima_are_multiplied_by_constants() -> None:
+    """A maximum of 1024 x is 1024 times a variable, where maxima have their algebra."""
+    for algebraic, height, scale in ((ALGEBRAIC, 10, 3), ((), 0, 0)):
+        b = BoundDomain({"i": 1, "n": 7}, algebraic=frozenset(algebraic)).within(RANGES)
+        multiple = b.mul(b.input(("i", "n")), b.constant(Fraction(1024, 7)))
+        top = b.maximum(multiple, ("n",)).top
+        assert top.height == height and math.ceil(top.scale) == scale
 
 
 def test_roots_are_counted_per_element() -> None:

@@ -66,7 +66,7 @@ def test_two_percent(campaign: RewriteReport) -> None:
 
 
 def test_the_share_goes_by_places() -> None:
-    seen, missed = "x y = y x", "max 2 x = 2 max x"
+    seen, missed = "x y = y x", "where(c, x, y) = where(not c, y, x)"
     assert RewriteReport(0, 1, {seen: [90, 5, 0], missed: [10, 5, 5]}).share == 0.1
     assert (
         RewriteReport(0, 1, {seen: [90, 5, 0], missed: [10, 0, 0]}).share == 0.1

@@ -20,7 +20,9 @@ q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, se
   residues, whatever became of their q parts), with a fresh pair as value. So are: a second exponential on one path,
   other fractional powers. Proofs assume only that equal arguments give equal values.
 * **Maxima** are hashes of the *set* of values that they are the maximum of, and a maximum of maxima has the
-  union of their sets: commutative, associative and idempotent, and nothing else is assumed (minima likewise).
+  union of their sets: commutative, associative and idempotent, and nothing else is assumed (minima likewise). For
+  graphs that need max(c x) == c max(x), positive constants are taken out of every maximum before it is hashed
+  (`Pair.factor`). Lost there, and seen otherwise: max(x + x) == max(2 x).
 * ``shift`` is a fresh random pair at each call: only graphs that do not depend on it agree.
 * **Masks.** What indices alone tell (`predicates`) comes on top, if a `scale` is given, as it is where loops end early:
   an exponential of what a mask makes minus infinity is exactly 0, and so is ``where(c, x, 0)`` outside of c. All else
@@ -43,7 +45,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from random import Random
 from typing import Any
 
@@ -52,14 +54,14 @@ import numpy
 from mirage_jax.errors import MirageError
 from mirage_jax.mugraph.domains import index_facts
 from mirage_jax.mugraph.domains.floats import arrange
-from mirage_jax.mugraph.domains.index_facts import Fact, Scale, ZeroUnless
+from mirage_jax.mugraph.domains.index_facts import Affine, Fact, Scale, ZeroUnless
 from mirage_jax.mugraph.graph import Axis, Tensor, origin
-from mirage_jax.mugraph.operators import union
+from mirage_jax.mugraph.operators import ONE, union
 
 SYMMETRIC = frozenset({"eq", "and", "or"})  # functions of two arguments in any order
 SEMILATTICES = frozenset({"maximum", "minimum"})
-ROOT, LOGISTIC = "power 1/2", "logistic"
-ALGEBRAIC = (LOGISTIC, ROOT)  # functions that may be uninterpreted or have their algebra
+ROOT, LOGISTIC, MAXIMUM = "power 1/2", "logistic", "maximum"
+ALGEBRAIC = (MAXIMUM, LOGISTIC, ROOT)  # functions that may be uninterpreted or have their algebra
 type Place = tuple[slice, ...]
 
 
@@ -228,7 +230,7 @@ class Draw:
     seed: bytes
     p_bits: int = 61
     q_bits: int = 31
-    algebraic: frozenset[str] = frozenset(ALGEBRAIC)  # the others of these functions are uninterpreted
+    algebraic: frozenset[str] = frozenset((LOGISTIC, ROOT))  # others of `ALGEBRAIC` are uninterpreted
 
     @cached_property
     def rng(self) -> Random:
@@ -329,6 +331,7 @@ class Pair:
     """A tensor over Z_p x Z_q; `q` is None once poisoned by an exponential.
 
     `among`: for a maximum (or minimum), its name and per element the set of residues that it is the maximum of.
+    `factor`: a positive constant by which the value, and all members of its set, have been multiplied.
     """
 
     axes: tuple[Axis, ...]
@@ -336,11 +339,12 @@ class Pair:
     q: Residues | None
     fact: Fact = None
     among: tuple[str, Any] | None = None
+    factor: Fraction = ONE
 
     def map(self, axes: tuple[Axis, ...], f: Callable[[Any], Any]) -> Pair:
         """The same elements in another arrangement."""
         among = None if self.among is None else (self.among[0], f(self.among[1]))
-        return Pair(axes, self.p.map(f), None if self.q is None else self.q.map(f), self.fact, among)
+        return Pair(axes, self.p.map(f), None if self.q is None else self.q.map(f), self.fact, among, self.factor)
 
 
 @dataclass(frozen=True)
@@ -387,13 +391,13 @@ class FieldDomain:
     ) -> Pair:
         """Put tiles together; the q part survives if all tiles have one."""
         where = [tuple(slice(r.start, r.stop) for r in ranges) for ranges, _ in stored]
-        values = [x for _, x in stored]
+        factor, values = self._alike([x for _, x in stored])
         p = _joined(shape, where, [x.p for x in values])
         qs = _all_given([x.q for x in values])
         sets = _all_given([x.among for x in values])
         q = _joined(shape, where, qs) if qs else None
         among = (sets[0][0], _pasted(shape, where, [s for _, s in sets])) if sets else None
-        return Pair(tensor.axes, p, q, values[0].fact, among)
+        return Pair(tensor.axes, p, q, values[0].fact, among, factor)
 
     # --- operators
 
@@ -404,15 +408,21 @@ class FieldDomain:
     def constant(self, value: Fraction) -> Pair:
         """Map a fraction to its residues."""
         p, q = (Residues(_array(ring.fraction(value))) for ring in self.rings)
-        return Pair((), p, q, index_facts.constant(value))
+        factor = abs(value) if value and MAXIMUM in self.draw.algebraic else ONE
+        return Pair((), p, q, index_facts.constant(value), factor=factor)
 
     def add(self, x: Pair, y: Pair) -> Pair:
         """x + y in both rings."""
-        return _stating(self._both("add", x, y), index_facts.add(x.fact, y.fact))
+        total = self._both("add", x, y)
+        return replace(total, fact=index_facts.add(x.fact, y.fact), factor=_common_factor(x.factor, y.factor))
 
     def mul(self, x: Pair, y: Pair) -> Pair:
         """x * y in both rings."""
-        return self._known(self._both("mul", x, y), index_facts.mul(x.fact, y.fact))
+        product = replace(self._both("mul", x, y), factor=x.factor * y.factor)
+        if x.among or y.among:
+            maximum, other = (x, y) if x.among else (y, x)
+            product = replace(product, among=self._among_multiples(maximum, other, product.axes))
+        return self._known(product, index_facts.mul(x.fact, y.fact))
 
     def power(self, x: Pair, exponent: Fraction) -> Pair:
         """Multiply and invert; roots are taken in the field or uninterpreted (module's docstring)."""
@@ -450,8 +460,9 @@ class FieldDomain:
         """Hash the p residues of the arguments; maxima hash sets."""
         axes = union(tuple(x.axes for x in args))
         if name in SEMILATTICES:
-            sets = numpy.broadcast_arrays(*(arrange(_among(name, x), x.axes, axes) for x in args))
-            value = self._extremum(name, axes, sets)
+            factor, args = self._alike(args)
+            sets = numpy.broadcast_arrays(*(arrange(self._among(name, x), x.axes, axes) for x in args))
+            value = self._extremum(name, axes, sets, factor)
         else:
             columns = [x.p.map(lambda a, x=x: arrange(a, x.axes, axes)) for x in args]
             value = self._hash(name, axes, columns, sort=name in SYMMETRIC)
@@ -466,7 +477,7 @@ class FieldDomain:
         mass = missing * math.prod((self.weights.get(origin(a), Fraction(1)) for a in axes), start=Fraction(1))
         rest = tuple(a for a in x.axes if a not in axes)
         total = self._unary(lambda ring, a: ring.scale(ring.sum(a, dims), mass), x)
-        return Pair(rest, total.p, total.q)
+        return Pair(rest, total.p, total.q, factor=x.factor)
 
     def dot(self, x: Pair, y: Pair, axes: tuple[Axis, ...]) -> Pair:
         """Sum of products."""
@@ -477,9 +488,9 @@ class FieldDomain:
         rest = tuple(a for a in x.axes if a not in axes)
         if rest == x.axes:
             return x
-        sets = arrange(_among("maximum", x), x.axes, (*rest, *(a for a in x.axes if a in axes)))
+        sets = arrange(self._among("maximum", x), x.axes, (*rest, *(a for a in x.axes if a in axes)))
         columns = sets.reshape(*sets.shape[: len(rest)], -1)
-        return self._extremum("maximum", rest, [columns[..., i] for i in range(columns.shape[-1])])
+        return self._extremum("maximum", rest, [columns[..., i] for i in range(columns.shape[-1])], x.factor)
 
     def shift(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
         """Draw a fresh random pair."""
@@ -550,14 +561,41 @@ class FieldDomain:
         p, q = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
         return Pair(axes, p, q)
 
-    def _extremum(self, name: str, axes: tuple[Axis, ...], columns: Sequence[Any]) -> Pair:
-        """Hash of the union of corresponding sets, elementwise."""
+    # --- maxima
+
+    def _among(self, name: str, x: Pair) -> Any:
+        """Per element, the set whose maximum (minimum) it is, divided by its factor: for other values, their own."""
+        if x.among is not None and x.among[0] == name:
+            return x.among[1]
+        shape = x.p.re.shape
+        return _fill([frozenset((e,)) for e in _elements(self.rings[0].scale(x.p, 1 / x.factor), shape)], shape)
+
+    def _among_multiples(self, x: Pair, c: Pair, axes: tuple[Axis, ...]) -> tuple[str, Any] | None:
+        """The sets of a product of a maximum x and c, divided by its factor; None unless c is known to be positive."""
+        is_factor = isinstance(c.fact, Affine) and not c.fact.coefficients and c.fact.constant == c.factor
+        return (x.among[0], arrange(x.among[1], x.axes, axes)) if x.among is not None and is_factor else None
+
+    def _alike(self, values: Sequence[Pair]) -> tuple[Fraction, Sequence[Pair]]:
+        """The common factor of all values, and these with it; the rest of a value's own factor goes into its set."""
+        factor = reduce(_common_factor, (x.factor for x in values))
+        return factor, [self._with_factor(x, factor) for x in values]
+
+    def _with_factor(self, x: Pair, factor: Fraction) -> Pair:
+        if x.among is None or x.factor == factor:
+            return replace(x, factor=factor)
+        c, p = self.rings[0].fraction(x.factor / factor), self.draw.p
+        sets = _each(lambda s: frozenset((c * re % p, c * im % p) for re, im in s), x.among[1])
+        return replace(x, among=(x.among[0], sets), factor=factor)
+
+    def _extremum(self, name: str, axes: tuple[Axis, ...], columns: Sequence[Any], factor: Fraction) -> Pair:
+        """Hash of the union of corresponding sets, elementwise, times the factor."""
         shape = columns[0].shape
         sets = [frozenset[Any]().union(*row) for row in zip(*(c.ravel().tolist() for c in columns), strict=True)]
         values = [self.draw.hash(name, sorted(s)) for s in sets]
         self.draw.hashed[name] += sum(len(s) - 1 for s in sets)  # any two numbers of two sets may collide
-        p, q = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
-        return Pair(axes, p, q, among=(name, _fill(sets, shape)))
+        hashed = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
+        p, q = (ring.scale(x, factor) for ring, x in zip(self.rings, hashed, strict=True))
+        return Pair(axes, p, q, among=(name, _fill(sets, shape)), factor=factor)
 
 
 def _all_given[T](values: Sequence[T | None]) -> list[T] | None:
@@ -582,16 +620,13 @@ def _joined(shape: tuple[int, ...], where: Sequence[Place], parts: Sequence[Resi
     return Residues(re, None if is_real else _pasted(shape, where, imaginary))
 
 
-def _among(name: str, x: Pair) -> Any:
-    """Per element, the set of residues that it is the maximum (minimum) of: for any other value, its own."""
-    if x.among is not None and x.among[0] == name:
-        return x.among[1]
-    shape = x.p.re.shape
-    return _fill([frozenset((element,)) for element in _elements(x.p, shape)], shape)
-
-
 def _elements(x: Residues, shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip(_flat(x.re, shape), _flat(x.im, shape), strict=True))
+
+
+def _common_factor(x: Fraction, y: Fraction) -> Fraction:
+    """The largest number of which both are multiples: twice as large for numbers twice as large."""
+    return Fraction(math.gcd(x.numerator, y.numerator), math.lcm(x.denominator, y.denominator))
 
 
 def _stating(x: Pair, fact: Fact) -> Pair:

@@ -243,9 +243,7 @@ def _arithmetic_type(dtypes: Sequence[Any]) -> Any:
     return DTYPES["i32" if all(t.itemsize <= 4 for t in dtypes) else "i64"].numpy
 
 
-def are_allowed(
-    x: Any, bound: Fraction | None, limit: Fraction | None, to_float: Callable[[Fraction], float]
-) -> bool:
+def are_allowed(x: Any, bound: Fraction | None, limit: Fraction | None, to_float: Callable[[Fraction], float]) -> bool:
     """Are all numbers above a bound, and smaller than a limit, or minus infinity?"""
     above = bound is None or bool((x > to_float(bound)).all())
     return above and (limit is None or bool(((abs(x) < to_float(limit)) | (x == -math.inf)).all()))

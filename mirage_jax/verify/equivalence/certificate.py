@@ -29,7 +29,16 @@ import numpy
 from mirage_jax.errors import DifferentError, GraphError, MirageError, VerificationError
 from mirage_jax.mugraph.canonical import structure_hash
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.domains.finite_field import ALGEBRAIC, ROOT, Draw, FieldDomain, Pair, ZeroDivisor
+from mirage_jax.mugraph.domains.finite_field import (
+    ALGEBRAIC,
+    MAXIMUM,
+    ROOT,
+    SEMILATTICES,
+    Draw,
+    FieldDomain,
+    Pair,
+    ZeroDivisor,
+)
 from mirage_jax.mugraph.domains.floats import arrange
 from mirage_jax.mugraph.domains.index_facts import FactAt, FactDomain, Scale
 from mirage_jax.mugraph.evaluate import evaluate, part_length
@@ -62,6 +71,7 @@ PRIME_BITS = (
     (511, 253),
     (1023, 509),
 )  # bits of p and q; larger ones for larger graphs
+MAXIMA = SEMILATTICES | {"max"}
 COUNTING = frozenset({"iota", "affine"})  # make indices of indices
 MAX_REDUCED_EXTENT = 48  # elements that several compared axes may need at reduced extents
 FULL, QUICK = (3, 5, 7), (2, 3, 6)  # elements of an axis that is whole or in the grid, in a loop, split
@@ -163,10 +173,10 @@ def certify(
 ) -> Certificate:
     """A certificate with bound <= target; `VerificationError` if the graphs differ or the bound cannot be met.
 
-    The logistic function and square roots are uninterpreted first. If the graphs are equal only by 1 / (1 + exp(-x)) or
-    by sqrt(x)**2 == x, these have their algebra. Roots are then taken in the field, where their signs are arbitrary:
-    were a radicand a square, a wrong graph (x for sqrt(x*x)) would pass one draw in two. So a draw then counts for one
-    half only (assuming that no wrong graph depends on several such signs).
+    Maxima, the logistic function and square roots are uninterpreted first. If the graphs are equal only by
+    max(c x) == c max(x), by 1 / (1 + exp(-x)) or by sqrt(x)**2 == x, these have their algebra. Roots are then taken in
+    the field, where their signs are arbitrary: were a radicand a square, a wrong graph (x for sqrt(x*x)) would pass one
+    draw in two. So a draw then counts for one half only (assuming that no wrong graph depends on several such signs).
     """
     comparison, first = _first_draw(reference, candidate, entropy)
     p_bits, q_bits, per_draw, draws = comparison.plan(target, first.hashed)
@@ -492,8 +502,7 @@ class _Comparison:
     def algebraic_functions(self) -> list[str]:
         """Functions of the graphs that can have their algebra, those first that make a proof the least weaker."""
         ops = [op for graph in (self.reference, self.candidate) for kernel in graph for op in kernel.ops]
-        found = {ROOT if _is_square_root(op) else op.op for op in ops}
-        return [f for f in ALGEBRAIC if f in found]
+        return [f for f in ALGEBRAIC if f in {_algebra_of(op) for op in ops}]
 
     # --- the bound
 
@@ -557,9 +566,11 @@ class _Comparison:
         )
 
 
-def _is_square_root(op: Op) -> bool:
-    """Whether the operator takes a power with half an integer as exponent."""
-    return op.op == "pow" and op.number("exponent").denominator == 2
+def _algebra_of(op: Op) -> str:
+    """The name in `ALGEBRAIC` of an operator; powers with half an integer as exponent are square roots."""
+    if op.op == "pow" and op.number("exponent").denominator == 2:
+        return ROOT
+    return MAXIMUM if op.op in MAXIMA else op.op
 
 
 def _check_interface(reference: KernelGraph, candidate: KernelGraph, known: bool = False) -> None:

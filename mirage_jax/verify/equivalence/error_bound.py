@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from mirage_jax.mugraph.domains.finite_field import ALGEBRAIC, LOGISTIC, ROOT
+from mirage_jax.mugraph.domains.finite_field import LOGISTIC, MAXIMUM, ROOT, SEMILATTICES
 from mirage_jax.mugraph.graph import Axis, Tensor, is_part, origin
 from mirage_jax.mugraph.operators import union
 
@@ -160,7 +160,7 @@ class BoundDomain:
     weights: Mapping[Axis, Fraction] = field(default_factory=dict)
     ranges: Mapping[Axis, range] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    algebraic: frozenset[str] = frozenset(ALGEBRAIC)
+    algebraic: frozenset[str] = frozenset((LOGISTIC, ROOT))
 
     representative = True
 
@@ -261,7 +261,10 @@ class BoundDomain:
             self.notes.arguments[name] = x if known is None else _either(known, x)
         if name == LOGISTIC and self._has_algebra(name, args[0]):
             return self._logistic(args[0])
-        return Bound(union(tuple(x.axes for x in args)), VARIABLE)
+        value = VARIABLE
+        if name in SEMILATTICES and MAXIMUM in self.algebraic:  # times a constant factor of its arguments
+            value = replace(value, height=max(x.top.height for x in args), scale=max(x.top.scale for x in args))
+        return Bound(union(tuple(x.axes for x in args)), value)
 
     def sum(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
         """Bound a sum along axes."""

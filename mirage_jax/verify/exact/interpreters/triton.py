@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -239,24 +239,29 @@ def _interpreting(
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         function = _interpreted(self).rewrite()
-        scope = interpreter._patch_lang(self.fn)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            scope.restore()  # Triton's own version leaves the patches behind
+        interpreter._patch_lang(self.fn)
+        return function(*args, **kwargs)
 
     plain_patch = interpreter._patch_lang
+    patched: list[Any] = []  # modules of the language, until the end: each takes a millisecond
 
     def patch_language(fn: Any) -> Any:
         """Triton 3.6 makes a number of an array with one element in a way that NumPy has given up."""
-        scope = plain_patch(fn)
-        scope.set_attr(triton.language.tensor, "__index__", lambda tensor: int(tensor.handle.data.squeeze()))
-        return scope
+        both, visible = (triton.language, triton.language.core), fn.__globals__.values()
+        new = [module for module in both if module not in patched and any(x is module for x in visible)]
+        if new:
+            scope = plain_patch(fn)
+            stack.callback(scope.restore)
+            scope.set_attr(triton.language.tensor, "__index__", lambda tensor: int(tensor.handle.data.squeeze()))
+            patched.extend(new)
+        return interpreter._LangPatchScope()
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(interpreter, "_patch_lang", patch_language))
         stack.enter_context(_replaced(jit.JITFunction, "__call__", call))
         stack.enter_context(_replaced(knobs.runtime, "interpret", True))
+        unchecked = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)  # of indices: takes long,
+        stack.enter_context(_replaced(interpreter.interpreter_builder, "options", unchecked))  # and addresses tell
         lang = triton.language
         floats = _float_patches(interpreter, lang) if constants is None else exact_patches(interpreter, lang, constants)
         for owner, name, patch in (*memory_patches(interpreter, memory), *floats):
