@@ -14,6 +14,7 @@ from mirage_jax.search.enumerate.axioms import Axioms
 from mirage_jax.search.enumerate.kernels import KernelTables, Space
 from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 from mirage_jax.search.enumerate.shift_degrees import NONE, ShiftDegrees
+from mirage_jax.verify.equivalence.certificate import certify
 
 
 class Softmax:
@@ -151,6 +152,50 @@ def test_one_group_without_a_degree_leaves_the_others_theirs() -> None:
     assert ShiftDegrees(e, (likelihood, e.exp(logits))).shifted == frozenset()
 
 
+def guarded(d: Expressions, log: Poly) -> Poly:
+    return d.function("where", (d.function("isfinite", (log,)), log, d.constant(Q(0))))
+
+
+@pytest.mark.parametrize("choice", [lambda d, log: log, guarded])
+def test_exponentials_relative_to_their_own_logarithm_are_one_operator(choice) -> None:
+    """exp(x - L) v with L = log(sum(exp(x))): x may be shifted inside of L, and exp(-L) is nothing by itself."""
+    s = Softmax()
+    d, log = s.d, s.d.function("log", (s.l,))
+    below = d.exp(d.scale(choice(d, log), Q(-1)))
+    weights = d.mul(s.p, below)
+    shift_degrees = ShiftDegrees(s.e, (d.dot(weights, s.v, ("j",)),))
+    assert shift_degrees.shifted == {0}
+    assert [dict(shift_degrees.degree(p) or ()) for p in (s.p, s.l, log, weights)] == [{0: 1}, {0: 1}, {}, {}]
+    assert shift_degrees.splits_a_group(below) and not shift_degrees.splits_a_group(weights)
+    assert not shift_degrees.splits_a_group(s.e.split(weights, "j", ("j.l", "j")))
+
+
+def test_logarithms_in_the_logits_of_another_softmax_stay_members() -> None:
+    """As in Sinkhorn's iteration, where the logits of each step hold the logarithms of the one before."""
+    s = Softmax()
+    d, log = s.d, s.d.function("log", (s.l,))
+    weights = d.exp(d.add(s.x, d.scale(log, Q(-1))))
+    columns = d.function("log", (d.sum(weights, ("i",)),))
+    shift_degrees = ShiftDegrees(s.e, (columns,))
+    assert shift_degrees.degree(columns) == NONE
+    over_rows = ShiftDegrees(s.e, (d.dot(s.y, d.exp(d.scale(log, Q(-1))), ("i",)),))
+    assert over_rows.degree(s.y) == NONE
+
+
+def test_row_factors_leave_logarithms() -> None:
+    """log(sum_j exp(x + r)) = log(sum_j exp(x) exp(r)) with r of the row: a softmax over j has no exp(r)."""
+    s = Softmax()
+    d, r = s.d, s.d.atom("r", ("i",))
+    log = d.function("log", (d.sum(d.exp(d.add(s.x, r)), ("j",)),))
+    assert log == d.log_product(s.l, r) != d.function("log", (s.l,))
+    shift_degrees = ShiftDegrees(s.e, (log, s.y))
+    assert shift_degrees.shifted == {0} and shift_degrees.groups == [frozenset({"x"})]
+    (step,) = Axioms(s.e).steps(log)
+    assert (step.op, step.args) == ("logs", (s.l, r)) and step.normal_form(s.e) == log
+    plain = d.function("log", (d.exp(r),))
+    assert s.e.only_base(plain) == ("f", "log", (d.exp(r),), ())
+
+
 def softmax(d, v):
     return jax.nn.softmax(-d, -1) @ v
 
@@ -169,6 +214,33 @@ def test_programs_without_a_maximum_stay_without_a_shift(program, dtype: str) ->
     found, _ = search(region.graph, DEVICES["H200"], Space(), 20.0)
     fused = [str(c.graph) for c in found if c.family == "kernels" and len(c.graph.kernels) <= 2]
     assert fused and all(("shift" in text) == (program is softmax) for text in fused)
+
+
+def policy(x, v):
+    return jnp.exp(x - jax.nn.logsumexp(x, -1, keepdims=True)) @ v
+
+
+def transport(x, v):
+    """A step of Sinkhorn's iteration and its gradient, as ott writes them."""
+    log = jax.nn.logsumexp((x + jnp.sum(v, -1)[None]) / 4, -1)
+    log = jnp.where(jnp.isfinite(log), log, 0.0)
+    return log, jnp.exp((x + jnp.sum(v, -1)[None]) / 4 - log[:, None]) @ v
+
+
+def mixture(x, v):
+    """The likelihood and its gradient, of points whose squared lengths are the same for all components."""
+    near = lambda x: -jnp.sum(x * x, -1)[:, None] + x @ v.T  # noqa: E731
+    return jax.value_and_grad(lambda x: jax.nn.logsumexp(near(x), -1).sum())(x[:, :8])
+
+
+@pytest.mark.parametrize("program", [policy, transport, mixture])
+def test_logarithms_beside_their_softmax_keep_their_shift(program) -> None:
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((256, 64), (64, 8))]
+    region = max(analyse(jax.make_jaxpr(program)(*shapes)).regions, key=lambda r: len(r.equations))
+    found, _ = search(region.graph, DEVICES["H200"], Space(), 20.0)
+    best = next(c.graph for c in found if c.family == "kernels")
+    assert "shift" in str(best)
+    certify(region.graph, best)
 
 
 def test_without_shifts_no_value_has_a_degree() -> None:

@@ -246,6 +246,8 @@ def _function(e: Expressions, b: Base) -> Iterator[Decomposition]:
     match e.base(b):
         case ("f", "max", (inner,), removed):
             yield from _maximum(e, inner, removed)
+        case ("f", "log", (total, of_row), ()):
+            yield _step("logs", (total, of_row))
         case ("f", name, (inner,), ()):
             q, c, offset = e.affine_parts(inner)
             yield _step(name, (inner,)) if e.is_constant(inner) else _step(name, (q,), scale=c, offset=offset)

@@ -304,7 +304,7 @@ class _KernelWriter:
             name = self._accumulate(s, degree)
         elif s.op == "last":
             name = self.emit("last", self.value(s.args[0]))
-        elif s.op == "log" and (relative := self.x.tables.shift_degrees.degree(s.args[0])):
+        elif s.op in ("log", "logs") and (relative := self.x.tables.shift_degrees.degree(s.args[0])):
             name = self._logarithm(s, *self._one_group(relative))
         elif s.op == "exp" and degree:
             group, power = self._one_group(degree)
@@ -413,6 +413,9 @@ class _KernelWriter:
             x = self.emit("affine", x, scale=scale)
         if self._is_carried(m) and not self.stages[x].body:
             m = self._last(m)
+        for of_row in s.args[1:]:
+            m = self.emit("add", m, self.value(of_row), **({} if degree == 1 else {"ca": degree}))
+            degree = Fraction(1)
         return self.emit("logs", x, m, **({} if degree == 1 else {"degree": degree}))
 
     # ------------------------------------------------------------------ the kernel

@@ -42,7 +42,7 @@ type Factors = tuple[tuple[Base, Fraction], ...]
 type Axes = frozenset[Axis]
 type Atoms = frozenset[tuple[str, tuple[Axis, ...]]]  # tensors, under axis names
 
-ONE = Fraction(1)
+ONE, HALF = Fraction(1), Fraction(1, 2)
 WHOLE = TRUTHS | {"floor", "round", "sign"}  # functions whose values are whole numbers
 KEEPS_WHOLE = frozenset({"abs", "max", "maximum", "minimum", "where"})  # of whole numbers
 NO_AXES: Axes = frozenset()
@@ -576,7 +576,32 @@ class Expressions:
 
     def function(self, name: str, polys: Iterable[Poly], removed: tuple[Axis, ...] = ()) -> Poly:
         """Apply an uninterpreted function, which reduces the axes `removed`."""
-        return self._factor(("f", name, tuple(polys), tuple(sorted(removed))))
+        polys = tuple(polys)
+        if name == "log" and len(polys) == 1:
+            polys = self._without_row_factor(*polys)
+        return self._factor(("f", name, polys, tuple(sorted(removed))))
+
+    def _without_row_factor(self, p: Poly) -> tuple[Poly, ...]:
+        """p = q exp(b) as q and b, where q is a sum of exponentials and b the same all along it; else p alone.
+
+        A softmax beside the logarithm cancels exp(b). So both have the same exponentials, and may share a shift.
+        """
+        row = {b: q for b, q in self._common(p, HALF).items() if not self._is_of_maximum(b)} if self.poly(p) else {}
+        if not row:
+            return (p,)
+        rest = self.mul(p, self._product((b, -q) for b, q in row.items()))
+        sums = [self.term(t) for t, _ in self.poly(rest)]
+        if not all(bound and any(self.base(b)[0] == "E" for b, _ in factors) for bound, factors in sums):
+            return (p,)
+        return rest, self.make_poly((self.base(b)[1], q) for b, q in row.items())
+
+    def _is_of_maximum(self, b: Base) -> bool:
+        """Whether an exponential is one of a maximum."""
+        inner = self.only_base(self.make_poly([(self.base(b)[1], ONE)]))
+        return inner is not None and inner[:2] == ("f", "max")
+
+    def _product(self, factors: Iterable[tuple[Base, Fraction]]) -> Poly:
+        return self.make_poly([(self.make_term((), factors), ONE)])
 
     def sum(self, p: Poly, axes: tuple[Axis, ...]) -> Poly:
         """Sum over axes; over an axis that a term does not have it is the factor |axis|."""

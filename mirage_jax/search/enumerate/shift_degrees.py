@@ -13,6 +13,10 @@ number there, which the float gate refuses.
 Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
 be fine in algebra and 0 * inf in floats. exp(a - b) + exp(a - c) has a group of three, where only pairs occur. It is
 computed plainly.
+
+exp(a - L) with L = log(sum(exp(a))) is at most 1. Were exp(-L) a member of a group, the sum could have no shift. So
+where that is the case, such a product is *normalized*: it has degree 0, is computed as one exp, and no factor of it is
+made alone.
 """
 
 from __future__ import annotations
@@ -52,9 +56,21 @@ class ShiftDegrees:
         default_factory=dict[frozenset[str], set[frozenset[str]]]
     )  # group -> those of its members that are multiplied together in a term of the program
     _maxima: dict[Base, Poly | None] = field(default_factory=dict[Base, Poly | None])
+    _of_logs: dict[Base, bool] = field(default_factory=dict[Base, bool])
+    _normalizes: bool = False  # whether any product is normalized
+    _normalized: set[frozenset[str]] = field(default_factory=set[frozenset[str]])  # names of exponentials in such ones
 
     def __post_init__(self) -> None:
+        self._settle()
+        plain = frozenset[str]().union(*(g for i, g in enumerate(self.groups) if i not in self.shifted))
+        if self.may_shift and any(self.signature(b) in plain for b, is_of_log in self._of_logs.items() if is_of_log):
+            self._normalizes = True
+            self._settle()
+
+    def _settle(self) -> None:
+        """Find the groups, and those that may be shifted."""
         powers: dict[str, Fraction] = {}  # of each exponential where it occurs first
+        self._group_of, self._degree, self._together = {}, {}, set()
         self.groups = self._grouped(powers)
         for i, group in enumerate(self.groups):
             self._group_of |= {name: (i, 1 / (powers[name] * len(group))) for name in group}
@@ -83,6 +99,9 @@ class ShiftDegrees:
         found: list[set[str]] = []
         for t in self._terms(self.targets):
             exps = list(self._exponentials(t))
+            if self._is_normalized(t):
+                self._normalized.add(frozenset(self.signature(b) for b, _ in exps))
+                continue
             for b, q in exps:
                 powers.setdefault(self.signature(b), q)
             names = {self.signature(b) for b, _ in exps}
@@ -103,6 +122,24 @@ class ShiftDegrees:
     def _exponentials(self, t: Term) -> Iterator[tuple[Base, Fraction]]:
         """Those of a term, but for exponentials of maxima: these are no members of a group."""
         return ((b, q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E" and self.maximum_of(b) is None)
+
+    def _is_normalized(self, t: Term) -> bool:
+        """Whether a product holds exp(-L), or what a choice makes of it, and such products have degree 0."""
+        found = [self._is_of_log(b) for b, _ in self._exponentials(t)]
+        return self._normalizes and any(found)
+
+    def _is_of_log(self, b: Base) -> bool:
+        """Whether an exponential is one of a value that is made with the logarithm of a sum of exponentials."""
+        if b not in self._of_logs:
+            inside = self._terms([self.e.make_poly([(self.e.base(b)[1], Fraction(1))])])
+            functions = (self.e.base(x) for t in inside for x, _ in self.e.term(t)[1])
+            self._of_logs[b] = any(f[:2] == ("f", "log") and self._sums_exponentials(f[2][0]) for f in functions)
+        return self._of_logs[b]
+
+    def _sums_exponentials(self, p: Poly) -> bool:
+        terms = [self.e.term(t) for t, _ in self.e.poly(p)]
+        is_sum = len(terms) > 1 or any(bound for bound, _ in terms)
+        return is_sum and any(self.e.base(b)[0] == "E" for _, factors in terms for b, _ in factors)
 
     def maximum_of(self, b: Base) -> Poly | None:
         """x, of exp(max(x))."""
@@ -159,8 +196,9 @@ class ShiftDegrees:
 
     def _term_degree(self, t: Term) -> Degree | None:
         total: dict[int, Fraction] = {}
+        normalized = {b for b, _ in self._exponentials(t)} if self._is_normalized(t) else set[Base]()
         for b, q in self.e.term(t)[1]:
-            d = self._base_degree(b)
+            d = NONE if b in normalized else self._base_degree(b)
             if d is None:
                 return None
             for g, v in d:
@@ -177,9 +215,9 @@ class ShiftDegrees:
                 return (((group, unit),) if group in self.shifted else NONE) if is_plain else None
             case ("P", inner_poly):
                 return self.degree(inner_poly)
-            case ("f", "log", (argument,), _):  # log(a exp(d m)) = log(a) + d m
+            case ("f", "log", (argument, *of_row), _):  # log(a exp(d m)) = log(a) + d m
                 d = self.degree(argument)
-                return None if d is None or len(d) > 1 else NONE
+                return None if d is None or len(d) > 1 or any(self.degree(x) != NONE for x in of_row) else NONE
             case ("f", _, polys, _):
                 return NONE if all(self.degree(x) == NONE for x in polys) else None
             case _:
@@ -192,10 +230,14 @@ class ShiftDegrees:
     def splits_a_group(self, p: Poly) -> bool:
         """Does a term hold some exponentials of a group, but not with those that the program multiplies them with?"""
         if p not in self._splits:
-            terms = [self._exponentials(term) for term, _ in self.e.poly(p)]
-            here = [frozenset(self.signature(base) for base, _ in term) for term in terms]
-            self._splits[p] = any(self._is_split(g, names) for names in here for g in self.groups)
+            self._splits[p] = any(self._splits_in(t) for t, _ in self.e.poly(p))
         return self._splits[p]
+
+    def _splits_in(self, t: Term) -> bool:
+        names = frozenset(self.signature(b) for b, _ in self._exponentials(t))
+        if self._is_normalized(t):
+            return names not in self._normalized
+        return any(self._is_split(g, names) for g in self.groups)
 
     def _is_split(self, group: frozenset[str], names: frozenset[str]) -> bool:
         """Are some exponentials of a group among these, without others that the program multiplies them with?"""
@@ -212,7 +254,7 @@ class ShiftDegrees:
         """Axes of the exponentials of each shifted group inside a value."""
         out: dict[int, frozenset[Axis]] = {}
         for t in self._terms([p]):
-            for b, _ in self.e.term(t)[1]:
+            for b, _ in () if self._is_normalized(t) else self.e.term(t)[1]:
                 for g, _ in (self._base_degree(b) or NONE) if self.e.base(b)[0] == "E" else NONE:
                     out[g] = out.get(g, frozenset()) | self.e.base_axes(b)
         return out
