@@ -20,8 +20,8 @@ from mirage_jax.verify.equivalence.certificate import certify
 class Softmax:
     """softmax(x + bias) v over j, piece by piece."""
 
-    def __init__(self, bias: bool = False) -> None:
-        self.e = Expressions(extent)
+    def __init__(self, bias: bool = False, row_factors_leave_logs: bool = False) -> None:
+        self.e = Expressions(extent, row_factors_leave_logs=row_factors_leave_logs)
         d = self.d = self.e
         self.x, self.b = self.e.atom("x", ("i", "j")), self.e.atom("b", ("j",))
         self.v = self.e.atom("w", ("j", "k"))
@@ -183,8 +183,10 @@ def test_logarithms_in_the_logits_of_another_softmax_stay_members() -> None:
 
 
 def test_row_factors_leave_logarithms() -> None:
-    """log(sum_j exp(x + r)) = log(sum_j exp(x) exp(r)) with r of the row: a softmax over j has no exp(r)."""
-    s = Softmax()
+    """log(sum_j exp(x + r)) = log(sum_j exp(x) exp(r)) with r of the row: a softmax over j has no exp(r), and an
+    exponential relative to the maximum of x + r has.
+    """
+    s = Softmax(row_factors_leave_logs=True)
     d, r = s.d, s.d.atom("r", ("i",))
     log = d.function("log", (d.sum(d.exp(d.add(s.x, r)), ("j",)),))
     assert log == d.log_product(s.l, r) != d.function("log", (s.l,))
@@ -194,6 +196,14 @@ def test_row_factors_leave_logarithms() -> None:
     assert (step.op, step.args) == ("logs", (s.l, r)) and step.normal_form(s.e) == log
     plain = d.function("log", (d.exp(r),))
     assert s.e.only_base(plain) == ("f", "log", (d.exp(r),), ())
+    below_maximum = d.exp(d.add(s.x, r, d.scale(d.maximum(d.add(s.x, r), ("j",)), Q(-1))))
+    assert ShiftDegrees(s.e, (log, below_maximum)).plain
+    as_it_is = Softmax()
+    d, r = as_it_is.d, as_it_is.d.atom("r", ("i",))
+    logits = d.add(as_it_is.x, r)
+    log = d.function("log", (d.sum(d.exp(logits), ("j",)),))
+    below_maximum = d.exp(d.add(logits, d.scale(d.maximum(logits, ("j",)), Q(-1))))
+    assert not ShiftDegrees(d, (log, below_maximum)).plain and ShiftDegrees(d, (log, as_it_is.y)).plain
 
 
 def softmax(d, v):

@@ -1,5 +1,7 @@
 """The float gate: what rounding may do passes, what a wrong kernel does fails."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -305,6 +307,13 @@ def test_an_infinite_logit_is_where_no_causal_mask_hides_it(shape: tuple[int, ..
         (place,) = np.argwhere(np.isinf(classes["infinite input 1"][1]))
         assert len({*place[-2:].tolist()}) <= 1
         assert sum(np.isnan(x).sum() for x in classes["nan"]) == 1
+
+
+def test_a_root_of_one_number_is_spoiled_like_others() -> None:
+    """The absolute value of an array without dimensions is no array."""
+    for name, value in (("nan", math.nan), ("inf", math.inf)):
+        (x,) = input_classes([((), np.float32)], 0, roots=[0])[name]
+        assert x.shape == () and np.array_equal(x, np.float32(value), equal_nan=True)
 
 
 def test_input_classes_are_a_mapping() -> None:

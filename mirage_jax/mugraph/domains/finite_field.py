@@ -572,8 +572,11 @@ class FieldDomain:
 
     def _among_multiples(self, x: Pair, c: Pair, axes: tuple[Axis, ...]) -> tuple[str, Any] | None:
         """The sets of a product of a maximum x and c, divided by its factor; None unless c is known to be positive."""
-        is_factor = isinstance(c.fact, Affine) and not c.fact.coefficients and c.fact.constant == c.factor
-        return (x.among[0], arrange(x.among[1], x.axes, axes)) if x.among is not None and is_factor else None
+        if x.among is None or not isinstance(c.fact, Affine):
+            return None
+        name, sets = x.among
+        is_factor = not c.fact.coefficients and c.fact.constant == c.factor
+        return (name, arrange(sets, x.axes, axes)) if is_factor else None
 
     def _alike(self, values: Sequence[Pair]) -> tuple[Fraction, Sequence[Pair]]:
         """The common factor of all values, and these with it; the rest of a value's own factor goes into its set."""

@@ -99,11 +99,17 @@ class Expressions:
 
     The constructors are the operations of a domain (`mugraph.domains.protocol`), so that a muGraph can be evaluated
     over normal forms. A polynomial can have more terms than there is time or memory for: `check` is called with their
-    number before they are looked at, and may raise.
+    number before they are looked at, and may raise. If `row_factors_leave_logs`, log(q exp(b)) is a function of q and b
+    where q is a sum of exponentials and b the same all along it.
     """
 
-    def __init__(self, extent: Callable[[Axis], int], check: Callable[[int], None] = lambda n: None) -> None:
-        self.check = check
+    def __init__(
+        self,
+        extent: Callable[[Axis], int],
+        check: Callable[[int], None] = lambda n: None,
+        row_factors_leave_logs: bool = False,
+    ) -> None:
+        self.check, self.row_factors_leave_logs = check, row_factors_leave_logs
         self._memo: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self._expanding: set[Term] = set()
         self.extent = extent
@@ -577,31 +583,35 @@ class Expressions:
     def function(self, name: str, polys: Iterable[Poly], removed: tuple[Axis, ...] = ()) -> Poly:
         """Apply an uninterpreted function, which reduces the axes `removed`."""
         polys = tuple(polys)
-        if name == "log" and len(polys) == 1:
+        if name == "log" and len(polys) == 1 and self.row_factors_leave_logs:
             polys = self._without_row_factor(*polys)
         return self._factor(("f", name, polys, tuple(sorted(removed))))
 
     def _without_row_factor(self, p: Poly) -> tuple[Poly, ...]:
-        """p = q exp(b) as q and b, where q is a sum of exponentials and b the same all along it; else p alone.
-
-        A softmax beside the logarithm cancels exp(b). So both have the same exponentials, and may share a shift.
-        """
-        row = {b: q for b, q in self._common(p, HALF).items() if not self._is_of_maximum(b)} if self.poly(p) else {}
-        if not row:
+        """p = q exp(b) as q and b, where q is a sum of exponentials and b the same all along it; else p alone."""
+        if not self.poly(p):
             return (p,)
-        rest = self.mul(p, self._product((b, -q) for b, q in row.items()))
-        sums = [self.term(t) for t, _ in self.poly(rest)]
-        if not all(bound and any(self.base(b)[0] == "E" for b, _ in factors) for bound, factors in sums):
+        common = self._common(p, HALF).items()
+        row = [(b, q) for b, q in common if not self._is_of_maximum(b)]
+        inverse = self.make_term((), [(b, -q) for b, q in row])
+        rest = self.mul(p, self.make_poly([(inverse, ONE)]))
+        if not row or not self.sums_exponentials(rest):
             return (p,)
-        return rest, self.make_poly((self.base(b)[1], q) for b, q in row.items())
+        return rest, self.make_poly((self.base(b)[1], q) for b, q in row)
 
     def _is_of_maximum(self, b: Base) -> bool:
         """Whether an exponential is one of a maximum."""
-        inner = self.only_base(self.make_poly([(self.base(b)[1], ONE)]))
+        exponent = self.make_poly([(self.base(b)[1], ONE)])
+        inner = self.only_base(exponent)
         return inner is not None and inner[:2] == ("f", "max")
 
-    def _product(self, factors: Iterable[tuple[Base, Fraction]]) -> Poly:
-        return self.make_poly([(self.make_term((), factors), ONE)])
+    def sums_exponentials(self, p: Poly) -> bool:
+        """Whether a value adds up exponentials."""
+        terms = [self.term(t) for t, _ in self.poly(p)]
+        if len(terms) == 1 and not terms[0][0]:
+            return False
+        factors = [b for _, factors in terms for b, _ in factors]
+        return any(self.base(b)[0] == "E" for b in factors)
 
     def sum(self, p: Poly, axes: tuple[Axis, ...]) -> Poly:
         """Sum over axes; over an axis that a term does not have it is the factor |axis|."""

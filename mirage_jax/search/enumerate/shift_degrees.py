@@ -62,10 +62,15 @@ class ShiftDegrees:
 
     def __post_init__(self) -> None:
         self._settle()
-        plain = frozenset[str]().union(*(g for i, g in enumerate(self.groups) if i not in self.shifted))
+        plain = frozenset[str]().union(*self.plain)
         if self.may_shift and any(self.signature(b) in plain for b, is_of_log in self._of_logs.items() if is_of_log):
             self._normalizes = True
             self._settle()
+
+    @property
+    def plain(self) -> list[frozenset[str]]:
+        """The groups that may not be shifted."""
+        return [g for i, g in enumerate(self.groups) if i not in self.shifted]
 
     def _settle(self) -> None:
         """Find the groups, and those that may be shifted."""
@@ -131,15 +136,18 @@ class ShiftDegrees:
     def _is_of_log(self, b: Base) -> bool:
         """Whether an exponential is one of a value that is made with the logarithm of a sum of exponentials."""
         if b not in self._of_logs:
-            inside = self._terms([self.e.make_poly([(self.e.base(b)[1], Fraction(1))])])
-            functions = (self.e.base(x) for t in inside for x, _ in self.e.term(t)[1])
-            self._of_logs[b] = any(f[:2] == ("f", "log") and self._sums_exponentials(f[2][0]) for f in functions)
+            exponent = self.e.make_poly([(self.e.base(b)[1], Fraction(1))])
+            terms = map(self.e.term, self._terms([exponent]))
+            bases = [x for _, factors in terms for x, _ in factors]
+            self._of_logs[b] = any(map(self._is_log_of_sum, bases))
         return self._of_logs[b]
 
-    def _sums_exponentials(self, p: Poly) -> bool:
-        terms = [self.e.term(t) for t, _ in self.e.poly(p)]
-        is_sum = len(terms) > 1 or any(bound for bound, _ in terms)
-        return is_sum and any(self.e.base(b)[0] == "E" for _, factors in terms for b, _ in factors)
+    def _is_log_of_sum(self, b: Base) -> bool:
+        match self.e.base(b):
+            case ("f", "log", (argument, *_), _):
+                return self.e.sums_exponentials(argument)
+            case _:
+                return False
 
     def maximum_of(self, b: Base) -> Poly | None:
         """x, of exp(max(x))."""
@@ -196,14 +204,18 @@ class ShiftDegrees:
 
     def _term_degree(self, t: Term) -> Degree | None:
         total: dict[int, Fraction] = {}
-        normalized = {b for b, _ in self._exponentials(t)} if self._is_normalized(t) else set[Base]()
-        for b, q in self.e.term(t)[1]:
-            d = NONE if b in normalized else self._base_degree(b)
+        for b, q in self._factors(t):
+            d = self._base_degree(b)
             if d is None:
                 return None
             for g, v in d:
                 total[g] = total.get(g, Fraction(0)) + v * q
         return tuple(sorted((g, v) for g, v in total.items() if v))
+
+    def _factors(self, t: Term) -> list[tuple[Base, Fraction]]:
+        """The factors of a term, but for the exponentials of a normalized product, which has no degree."""
+        without = list(self._exponentials(t)) if self._is_normalized(t) else []
+        return [factor for factor in self.e.term(t)[1] if factor not in without]
 
     def _base_degree(self, b: Base) -> Degree | None:
         match self.e.base(b):
@@ -254,7 +266,9 @@ class ShiftDegrees:
         """Axes of the exponentials of each shifted group inside a value."""
         out: dict[int, frozenset[Axis]] = {}
         for t in self._terms([p]):
-            for b, _ in () if self._is_normalized(t) else self.e.term(t)[1]:
+            if self._is_normalized(t):
+                continue
+            for b, _ in self.e.term(t)[1]:
                 for g, _ in (self._base_degree(b) or NONE) if self.e.base(b)[0] == "E" else NONE:
                     out[g] = out.get(g, frozenset()) | self.e.base_axes(b)
         return out

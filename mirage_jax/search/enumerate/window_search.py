@@ -190,10 +190,9 @@ class Search:
     def start(self) -> None:
         """Compute normal forms of the outputs, the values below them, and the region's batch axes."""
         r = self.reference
-        self.e = Expressions(r.extent, self.clock.look)
-        known = express(r, self.e)
-        self.axioms = Axioms(self.e)
         outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]
+        self.e, known = self._expressed(outs)
+        self.axioms = Axioms(self.e)
         self.native = {self.e.affine_parts(p)[0] for p in known.values()}
         self.halves = {
             known[k.name] for k in r.kernels if k.name in known and r.tensors[k.name].dtype in SIXTEEN_BIT_FLOATS
@@ -202,7 +201,7 @@ class Search:
         self.maxima = self._scalings_of_maxima(maxima)
         self.targets = tuple(self._target(t, known[t.name]) for t in outs)
         values = [target.value for target in self.targets]
-        shift_degrees = self._shift_degrees(values)
+        shift_degrees = self._shift_degrees(self.e, values)
         self.axioms.refused = shift_degrees.splits_a_group
         probe = KernelTables(self.axioms, shift_degrees, self.space, frozenset(), self.clock.tick)
         self.reduced = frozenset[Axis]().union(*(probe.reduced_axes(v) for v in values))
@@ -210,15 +209,32 @@ class Search:
         self.tables: list[KernelTables] = []
         self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
 
-    def _shift_degrees(self, values: Sequence[Poly]) -> ShiftDegrees:
+    def _expressed(self, outs: Sequence[Tensor]) -> tuple[Expressions, dict[str, Poly]]:
+        """The normal forms of all tensors, in which more exponentials may be shifted.
+
+        A softmax cancels a factor of its row, and the logarithm of its sum does not: the sums in them are two. Where
+        the factor leaves the logarithm, they are one sum, which may be shifted.
+        """
+        tried: list[tuple[int, Expressions, dict[str, Poly]]] = []
+        for leave in (False, True):
+            e = Expressions(self.reference.extent, self.clock.look, leave)
+            known = express(self.reference, e)
+            degrees = self._shift_degrees(e, [e.affine_parts(known[t.name])[0] for t in outs])
+            tried.append((len(degrees.plain), e, known))
+            if not (degrees.may_shift and degrees.plain):
+                break
+        _, e, known = min(tried, key=lambda x: x[0])
+        return e, known
+
+    def _shift_degrees(self, e: Expressions, values: Sequence[Poly]) -> ShiftDegrees:
         """The shifts of exponentials, if the program has any."""
         ops = {k.op.op for k in self.reference.kernels if isinstance(k, Library)}
-        return ShiftDegrees(self.e, tuple(values), not ops.isdisjoint(SHIFTING))
+        return ShiftDegrees(e, tuple(values), not ops.isdisjoint(SHIFTING))
 
     def count_legal(self) -> int:
         """Count the values that may be in a kernel, after `start`: most others have too many axes."""
         values = [target.value for target in self.targets]
-        tables = KernelTables(self.axioms, self._shift_degrees(values), self.space, self.batch)
+        tables = KernelTables(self.axioms, self._shift_degrees(self.e, values), self.space, self.batch)
         return sum(map(tables.legal, frozenset[Poly]().union(*map(tables.reach, values))))
 
     def _scalings_of_maxima(self, known: Iterable[Poly]) -> dict[Poly, Scaling]:
@@ -252,7 +268,8 @@ class Search:
         return Target(tensor, value, scale, offset)
 
     def _kernel_tables(self, targets: tuple[Target, ...], space: Space, batch: frozenset[Axis]) -> KernelTables:
-        f = KernelTables(self.axioms, self._shift_degrees([r.value for r in targets]), space, batch, self.clock.tick)
+        shift_degrees = self._shift_degrees(self.e, [r.value for r in targets])
+        f = KernelTables(self.axioms, shift_degrees, space, batch, self.clock.tick)
         self.tables.append(f)
         return f
 

@@ -261,10 +261,9 @@ class BoundDomain:
             self.notes.arguments[name] = x if known is None else _either(known, x)
         if name == LOGISTIC and self._has_algebra(name, args[0]):
             return self._logistic(args[0])
-        value = VARIABLE
-        if name in SEMILATTICES and MAXIMUM in self.algebraic:  # times a constant factor of its arguments
-            value = replace(value, height=max(x.top.height for x in args), scale=max(x.top.scale for x in args))
-        return Bound(union(tuple(x.axes for x in args)), value)
+        axes = union(tuple(x.axes for x in args))
+        is_multiple = name in SEMILATTICES and MAXIMUM in self.algebraic
+        return Bound(axes, _multiple(args) if is_multiple else VARIABLE)
 
     def sum(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
         """Bound a sum along axes."""
@@ -337,6 +336,12 @@ class BoundDomain:
         bits = math.log2(max(2 + x.denominator().degree, x.top.degree))
         radical = Radical(self.notes.fresh(), frozenset(x.axes), bits)
         return Bound(x.axes, VARIABLE, {}, {**x.roots, radical: 1}, x.poisoned)
+
+
+def _multiple(args: Sequence[Bound]) -> Poly:
+    """A variable times a constant factor of values."""
+    heights, scales = zip(*((x.top.height, x.top.scale) for x in args), strict=True)
+    return replace(VARIABLE, height=max(heights), scale=max(scales))
 
 
 def _either(x: Bound, y: Bound) -> Bound:

@@ -63,7 +63,7 @@ class InputClasses(Mapping[str, list[Array]]):
             for i, x in enumerate(out):
                 _put_far(x, LOGITS[name], rng, i)
         if name != BELOW_ZERO:
-            out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
+            out = [np.asarray(np.abs(x)) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
         if name == FALSE_ROWS:
             out = [_with_false_rows(x) if x.dtype.kind == "b" else x for x in out]
         self._change_biases(out, name, rng)
