@@ -35,8 +35,6 @@ NORMS = (
     "{0} / (jnp.sqrt(jnp.sum({0} * {0}, -1, keepdims=True)) + 1e-3)",
     "jax.nn.softmax({0}, -1)",
     "jax.nn.log_softmax({0}, -1)",
-    "jnp.exp({0} - jax.nn.logsumexp({0}, -1, keepdims=True))",
-    "jnp.exp(jax.nn.log_softmax({0}, -1))",
     "{0} - jnp.max({0}, -1, keepdims=True)",
     "{0} / (1 + jnp.sum(jnp.abs({0}), -1, keepdims=True))",
 )
@@ -203,7 +201,6 @@ def distances(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     texts: list[tuple[str, list[str]]] = [
         ("jnp.exp(-{0} / 2) @ {1}", [*rest, n]),
         ("jax.nn.logsumexp({1} - {0}, -1)", [*rest, n]),
-        ("jnp.exp({1} - {0} - jax.nn.logsumexp({1} - {0}, -1, keepdims=True)) @ {2}", [*rest, n, d]),
         ("jnp.min({0}, -1)", [*rest, n]),
         ("jax.nn.softmax(-{0}, -1) @ {2}", [*rest, n, d]),
         ("jnp.sum({3} / (1 + {0})[..., None], -2)", [*rest, n, d]),

@@ -170,6 +170,18 @@ def test_exponentials_relative_to_their_own_logarithm_are_one_operator(choice) -
     assert not shift_degrees.splits_a_group(s.e.split(weights, "j", ("j.l", "j")))
 
 
+def test_exponentials_relative_to_a_guarded_maximum_are_one_operator() -> None:
+    """As jax.nn.logsumexp keeps them for its gradient, beside the logarithm."""
+    s = Softmax()
+    d, log = s.d, s.d.function("log", (s.l,))
+    below = d.exp(d.scale(guarded(d, d.maximum(s.x, ("j",))), Q(-1)))
+    kept = d.mul(s.p, below)
+    shift_degrees = ShiftDegrees(s.e, (kept, d.sum(kept, ("j",)), log))
+    assert shift_degrees.shifted == {0}
+    assert [dict(shift_degrees.degree(p) or ()) for p in (s.p, s.l, kept, log)] == [{0: 1}, {0: 1}, {}, {}]
+    assert shift_degrees.splits_a_group(below) and not shift_degrees.splits_a_group(kept)
+
+
 def test_logarithms_in_the_logits_of_another_softmax_stay_members() -> None:
     """As in Sinkhorn's iteration, where the logits of each step hold the logarithms of the one before."""
     s = Softmax()
@@ -243,7 +255,14 @@ def mixture(x, v):
     return jax.value_and_grad(lambda x: jax.nn.logsumexp(near(x), -1).sum())(x[:, :8])
 
 
-@pytest.mark.parametrize("program", [policy, transport, mixture])
+def kept_for_a_gradient(x, v):
+    """What jax.nn.logsumexp keeps, where another function takes the gradient."""
+    top = jnp.max(x, -1, keepdims=True)
+    below = jnp.exp(x - jnp.where(jnp.isfinite(top), top, 0.0))
+    return below, jnp.sum(below, -1), jax.nn.logsumexp(x, -1) + v[:, 0].sum()
+
+
+@pytest.mark.parametrize("program", [policy, transport, mixture, kept_for_a_gradient])
 def test_logarithms_beside_their_softmax_keep_their_shift(program) -> None:
     shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((256, 64), (64, 8))]
     region = max(analyse(jax.make_jaxpr(program)(*shapes)).regions, key=lambda r: len(r.equations))

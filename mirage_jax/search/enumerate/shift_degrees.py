@@ -14,9 +14,9 @@ Exponentials that the program multiplies together form one group, computed as on
 be fine in algebra and 0 * inf in floats. exp(a - b) + exp(a - c) has a group of three, where only pairs occur. It is
 computed plainly.
 
-exp(a - L) with L = log(sum(exp(a))) is at most 1. Were exp(-L) a member of a group, the sum could have no shift. So
-where that is the case, such a product is *normalized*: it has degree 0, is computed as one exp, and no factor of it is
-made alone.
+exp(a - L) with L = log(sum(exp(a))) is at most 1, and so is exp(a - M) with M = where(isfinite(max(a)), max(a), 0).
+Were exp(-L) a member of a group, the sum could have no shift. So where that is the case, such a product is
+*normalized*: it has degree 0, is computed as one exp, and no factor of it is made alone.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ class ShiftDegrees:
         default_factory=dict[frozenset[str], set[frozenset[str]]]
     )  # group -> those of its members that are multiplied together in a term of the program
     _maxima: dict[Base, Poly | None] = field(default_factory=dict[Base, Poly | None])
-    _of_logs: dict[Base, bool] = field(default_factory=dict[Base, bool])
+    _normalizing: dict[Base, bool] = field(default_factory=dict[Base, bool])
     _normalizes: bool = False  # whether any product is normalized
     _normalized: set[frozenset[str]] = field(default_factory=set[frozenset[str]])  # names of exponentials in such ones
 
     def __post_init__(self) -> None:
         self._settle()
         plain = frozenset[str]().union(*self.plain)
-        if self.may_shift and any(self.signature(b) in plain for b, is_of_log in self._of_logs.items() if is_of_log):
+        normalizing = (self.signature(b) for b, normalizes in self._normalizing.items() if normalizes)
+        if self.may_shift and not plain.isdisjoint(normalizing):
             self._normalizes = True
             self._settle()
 
@@ -129,25 +130,31 @@ class ShiftDegrees:
         return ((b, q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E" and self.maximum_of(b) is None)
 
     def _is_normalized(self, t: Term) -> bool:
-        """Whether a product holds exp(-L), or what a choice makes of it, and such products have degree 0."""
-        found = [self._is_of_log(b) for b, _ in self._exponentials(t)]
+        """Whether a product holds exp(-L) or exp(-M), and such products have degree 0."""
+        found = [self._is_normalizing(b) for b, _ in self._exponentials(t)]
         return self._normalizes and any(found)
 
-    def _is_of_log(self, b: Base) -> bool:
-        """Whether an exponential is one of a value that is made with the logarithm of a sum of exponentials."""
-        if b not in self._of_logs:
+    def _is_normalizing(self, b: Base) -> bool:
+        """Whether an exponential is one of a value that is made with L or M."""
+        if b not in self._normalizing:
             exponent = self.e.make_poly([(self.e.base(b)[1], Fraction(1))])
-            terms = map(self.e.term, self._terms([exponent]))
-            bases = [x for _, factors in terms for x, _ in factors]
-            self._of_logs[b] = any(map(self._is_log_of_sum, bases))
-        return self._of_logs[b]
+            self._normalizing[b] = any(map(self._is_bound, self._bases_in(exponent)))
+        return self._normalizing[b]
 
-    def _is_log_of_sum(self, b: Base) -> bool:
+    def _is_bound(self, b: Base) -> bool:
+        """Whether a value is the logarithm of a sum of exponentials, or asks whether a maximum is finite."""
         match self.e.base(b):
             case ("f", "log", (argument, *_), _):
                 return self.e.sums_exponentials(argument)
+            case ("f", "isfinite", (argument,), _):
+                return any(self.e.base(x)[:2] == ("f", "max") for x in self._bases_in(argument))
             case _:
                 return False
+
+    def _bases_in(self, p: Poly) -> list[Base]:
+        """All bases that a value is made of."""
+        terms = map(self.e.term, self._terms([p]))
+        return [b for _, factors in terms for b, _ in factors]
 
     def maximum_of(self, b: Base) -> Poly | None:
         """x, of exp(max(x))."""
