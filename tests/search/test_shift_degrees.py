@@ -183,15 +183,16 @@ def test_exponentials_relative_to_a_guarded_maximum_are_one_operator() -> None:
 
 
 def test_logarithms_in_the_logits_of_another_softmax_stay_members() -> None:
-    """As in Sinkhorn's iteration, where the logits of each step hold the logarithms of the one before."""
+    """A softmax over j of x - L, with L of other logits: it may be shifted itself, and nothing in it is normalized."""
     s = Softmax()
-    d, log = s.d, s.d.function("log", (s.l,))
+    d = s.d
+    other = d.exp(s.v)
+    log = d.function("log", (d.sum(other, ("k",)),))
     weights = d.exp(d.add(s.x, d.scale(log, Q(-1))))
-    columns = d.function("log", (d.sum(weights, ("i",)),))
-    shift_degrees = ShiftDegrees(s.e, (columns,))
-    assert shift_degrees.degree(columns) == NONE
-    over_rows = ShiftDegrees(s.e, (d.dot(s.y, d.exp(d.scale(log, Q(-1))), ("i",)),))
-    assert over_rows.degree(s.y) == NONE
+    shift_degrees = ShiftDegrees(s.e, (d.mul(weights, d.power(d.sum(weights, ("j",)), Q(-1))),))
+    assert shift_degrees.shifted == {0, 1} and not shift_degrees.plain
+    degrees = [dict(shift_degrees.degree(p) or ()) for p in (weights, other)]
+    assert degrees[0].keys() != degrees[1].keys() and all(set(x.values()) == {1} for x in degrees)
 
 
 def test_row_factors_leave_logarithms() -> None:

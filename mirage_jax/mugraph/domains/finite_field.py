@@ -62,6 +62,7 @@ SYMMETRIC = frozenset({"eq", "and", "or"})  # functions of two arguments in any 
 SEMILATTICES = frozenset({"maximum", "minimum"})
 ROOT, LOGISTIC, MAXIMUM = "power 1/2", "logistic", "maximum"
 ALGEBRAIC = (MAXIMUM, LOGISTIC, ROOT)  # functions that may be uninterpreted or have their algebra
+USUALLY_ALGEBRAIC = frozenset((LOGISTIC, ROOT))  # with which nothing is lost that is seen without
 type Place = tuple[slice, ...]
 
 
@@ -230,7 +231,7 @@ class Draw:
     seed: bytes
     p_bits: int = 61
     q_bits: int = 31
-    algebraic: frozenset[str] = frozenset((LOGISTIC, ROOT))  # others of `ALGEBRAIC` are uninterpreted
+    algebraic: frozenset[str] = USUALLY_ALGEBRAIC  # others of `ALGEBRAIC` are uninterpreted
 
     @cached_property
     def rng(self) -> Random:

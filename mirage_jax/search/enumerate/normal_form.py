@@ -592,18 +592,24 @@ class Expressions:
         if not self.poly(p):
             return (p,)
         common = self._common(p, HALF).items()
-        row = [(b, q) for b, q in common if not self._is_of_maximum(b)]
+        row = [(b, q) for b, q in common if self.maximum_of(b) is None]
+        if not row:
+            return (p,)
         inverse = self.make_term((), [(b, -q) for b, q in row])
         rest = self.mul(p, self.make_poly([(inverse, ONE)]))
-        if not row or not self.sums_exponentials(rest):
+        if not self.sums_exponentials(rest):
             return (p,)
         return rest, self.make_poly((self.base(b)[1], q) for b, q in row)
 
-    def _is_of_maximum(self, b: Base) -> bool:
-        """Whether an exponential is one of a maximum."""
-        exponent = self.make_poly([(self.base(b)[1], ONE)])
-        inner = self.only_base(exponent)
-        return inner is not None and inner[:2] == ("f", "max")
+    def exponent(self, b: Base) -> Poly:
+        """x, of exp(x)."""
+        return self.make_poly([(self.base(b)[1], ONE)])
+
+    @memo
+    def maximum_of(self, b: Base) -> Poly | None:
+        """x, of exp(max(x)); None for all other bases."""
+        inner = self.only_base(self.exponent(b)) if self.base(b)[0] == "E" else None
+        return inner[2][0] if inner is not None and inner[:2] == ("f", "max") else None
 
     def sums_exponentials(self, p: Poly) -> bool:
         """Whether a value adds up exponentials."""

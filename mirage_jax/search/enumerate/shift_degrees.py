@@ -55,16 +55,15 @@ class ShiftDegrees:
     _occurring: dict[frozenset[str], set[frozenset[str]]] = field(
         default_factory=dict[frozenset[str], set[frozenset[str]]]
     )  # group -> those of its members that are multiplied together in a term of the program
-    _maxima: dict[Base, Poly | None] = field(default_factory=dict[Base, Poly | None])
     _normalizing: dict[Base, bool] = field(default_factory=dict[Base, bool])
     _normalizes: bool = False  # whether any product is normalized
     _normalized: set[frozenset[str]] = field(default_factory=set[frozenset[str]])  # names of exponentials in such ones
 
     def __post_init__(self) -> None:
         self._settle()
+        exponentials = (b for t in self._terms(self.targets) for b, _ in self._exponentials(t))
         plain = frozenset[str]().union(*self.plain)
-        normalizing = (self.signature(b) for b, normalizes in self._normalizing.items() if normalizes)
-        if self.may_shift and not plain.isdisjoint(normalizing):
+        if self.may_shift and any(self.signature(b) in plain and self._is_normalizing(b) for b in exponentials):
             self._normalizes = True
             self._settle()
 
@@ -127,18 +126,16 @@ class ShiftDegrees:
 
     def _exponentials(self, t: Term) -> Iterator[tuple[Base, Fraction]]:
         """Those of a term, but for exponentials of maxima: these are no members of a group."""
-        return ((b, q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E" and self.maximum_of(b) is None)
+        return ((b, q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E" and self.e.maximum_of(b) is None)
 
     def _is_normalized(self, t: Term) -> bool:
         """Whether a product holds exp(-L) or exp(-M), and such products have degree 0."""
-        found = [self._is_normalizing(b) for b, _ in self._exponentials(t)]
-        return self._normalizes and any(found)
+        return self._normalizes and any(self._is_normalizing(b) for b, _ in self._exponentials(t))
 
     def _is_normalizing(self, b: Base) -> bool:
         """Whether an exponential is one of a value that is made with L or M."""
         if b not in self._normalizing:
-            exponent = self.e.make_poly([(self.e.base(b)[1], Fraction(1))])
-            self._normalizing[b] = any(map(self._is_bound, self._bases_in(exponent)))
+            self._normalizing[b] = any(map(self._is_bound, self._bases_in(self.e.exponent(b))))
         return self._normalizing[b]
 
     def _is_bound(self, b: Base) -> bool:
@@ -156,19 +153,11 @@ class ShiftDegrees:
         terms = map(self.e.term, self._terms([p]))
         return [b for _, factors in terms for b, _ in factors]
 
-    def maximum_of(self, b: Base) -> Poly | None:
-        """x, of exp(max(x))."""
-        if b not in self._maxima:
-            kind, *rest = self.e.base(b)
-            base = self.e.only_base(self.e.make_poly([(rest[0], Fraction(1))])) if kind == "E" else None
-            self._maxima[b] = base[2][0] if base is not None and base[:2] == ("f", "max") else None
-        return self._maxima[b]
-
     def signature(self, b: Base) -> str:
         """An exponential's name without axes: the same before and after every axis split."""
         name = self._signatures.get(b)
         if name is None:
-            text = self.e.text(self.e.make_poly([(self.e.base(b)[1], Fraction(1))]))
+            text = self.e.text(self.e.exponent(b))
             name = self._signatures[b] = _without_axes(text)
         return name
 
@@ -185,8 +174,8 @@ class ShiftDegrees:
                     match e.base(b):
                         case ("P", inner):
                             todo.append(inner)
-                        case ("E", inner_term):
-                            todo.append(e.make_poly([(inner_term, Fraction(1))]))
+                        case ("E", _):
+                            todo.append(e.exponent(b))
                         case ("f", _, polys_of, _):
                             todo.extend(polys_of)
                         case _:
@@ -226,10 +215,10 @@ class ShiftDegrees:
 
     def _base_degree(self, b: Base) -> Degree | None:
         match self.e.base(b):
-            case ("E", _) if (x := self.maximum_of(b)) is not None:
+            case ("E", _) if (x := self.e.maximum_of(b)) is not None:
                 return self.degree(self.e.exp(x))
-            case ("E", inner):
-                is_plain = self.degree(self.e.make_poly([(inner, Fraction(1))])) == NONE
+            case ("E", _):
+                is_plain = self.degree(self.e.exponent(b)) == NONE
                 group, unit = self._group(b)
                 return (((group, unit),) if group in self.shifted else NONE) if is_plain else None
             case ("P", inner_poly):
@@ -267,7 +256,7 @@ class ShiftDegrees:
         """Whether a value is a power of exp(max(x))."""
         rows = self.e.poly(p)
         factors = self.e.term(rows[0][0])[1] if len(rows) == 1 else ()
-        return len(factors) == 1 and self.maximum_of(factors[0][0]) is not None
+        return len(factors) == 1 and self.e.maximum_of(factors[0][0]) is not None
 
     def group_axes(self, p: Poly) -> dict[int, frozenset[Axis]]:
         """Axes of the exponentials of each shifted group inside a value."""

@@ -502,7 +502,8 @@ class _Comparison:
     def algebraic_functions(self) -> list[str]:
         """Functions of the graphs that can have their algebra, those first that make a proof the least weaker."""
         ops = [op for graph in (self.reference, self.candidate) for kernel in graph for op in kernel.ops]
-        return [f for f in ALGEBRAIC if f in {_algebra_of(op) for op in ops}]
+        found = {_algebra_of(op) for op in ops}
+        return [f for f in ALGEBRAIC if f in found]
 
     # --- the bound
 

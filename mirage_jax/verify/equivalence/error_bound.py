@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from mirage_jax.mugraph.domains.finite_field import LOGISTIC, MAXIMUM, ROOT, SEMILATTICES
+from mirage_jax.mugraph.domains.finite_field import LOGISTIC, MAXIMUM, ROOT, SEMILATTICES, USUALLY_ALGEBRAIC
 from mirage_jax.mugraph.graph import Axis, Tensor, is_part, origin
 from mirage_jax.mugraph.operators import union
 
@@ -160,7 +160,7 @@ class BoundDomain:
     weights: Mapping[Axis, Fraction] = field(default_factory=dict)
     ranges: Mapping[Axis, range] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    algebraic: frozenset[str] = frozenset((LOGISTIC, ROOT))
+    algebraic: frozenset[str] = USUALLY_ALGEBRAIC
 
     representative = True
 

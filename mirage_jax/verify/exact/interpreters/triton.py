@@ -260,8 +260,9 @@ def _interpreting(
         stack.enter_context(_replaced(interpreter, "_patch_lang", patch_language))
         stack.enter_context(_replaced(jit.JITFunction, "__call__", call))
         stack.enter_context(_replaced(knobs.runtime, "interpret", True))
-        unchecked = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)  # of indices: takes long,
-        stack.enter_context(_replaced(interpreter.interpreter_builder, "options", unchecked))  # and addresses tell
+        # Whether indices overflow takes long to check, and their addresses tell.
+        unchecked = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+        stack.enter_context(_replaced(interpreter.interpreter_builder, "options", unchecked))
         lang = triton.language
         floats = _float_patches(interpreter, lang) if constants is None else exact_patches(interpreter, lang, constants)
         for owner, name, patch in (*memory_patches(interpreter, memory), *floats):
