@@ -886,6 +886,54 @@ def test_a_kernel_is_not_blamed_for_the_range_of_its_graph(factor: int, monkeypa
     assert counts["interpreted"] == 1 and len(problems) == factor - 1
 
 
+SIGN_BY_XLA = """mugraph {
+  extents i=64 j=64
+  input x: f32[i,j]
+  library t: f32[i,j] = tanh{scale=2} x[i,j]
+  library p: f32[i,j] = mul x[i,j] t[i,j]
+  library s: f32[i,j] = add x[i,j] p[i,j]
+  library z: f32[] = const{value=0}
+  library y: bool[i,j] = le z[] s[i,j]
+  output y
+}"""
+SIGN_BY_KERNEL = """mugraph {
+  extents i=64 j=64
+  input x: f32[i,j]
+  kernel k0 grid(i,j) {
+    %x = load x[i,j]
+    %z[] = const{value=0}
+    %t[i,j] = tanh{scale=2} %x
+    %p[i,j] = mul %x %t
+    %s[i,j] = add %x %p
+    %y[i,j] = le %z %s
+    store y: bool[i,j] = %y
+  }
+  output y
+}"""
+
+
+def _planted(wrong: str, *a: Any) -> list[np.ndarray]:
+    x, have = np.asarray(a[2][0]), [np.array(y) for y in interpret(*a)]
+    have[0][x == (x.min() if wrong == "saturated" else x.max())] ^= True
+    return have
+
+
+@pytest.mark.parametrize(("wrong", "problems"), [("saturated", 0), ("decided", 1)])
+def test_a_kernel_is_not_blamed_for_a_sign_that_rounding_decides(
+    wrong: str, problems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 + tanh(2x) is a few units of float32 for x < -4, and may be 0 with another `tanh`."""
+    monkeypatch.setattr(differential, "interpret", partial(_planted, wrong))
+    monkeypatch.setattr(differential, "_draw", lambda rng, shape, dtype: _saturating(shape))
+    candidate = Candidate(parse(SIGN_BY_KERNEL), Schedule((KernelSchedule((("i", 16), ("j", 16))),)), 1.0, "kernels")
+    found = differential.check_candidate(parse(SIGN_BY_XLA), candidate, Setting(interpret=True), Counter[str]())
+    assert len(list(found)) == problems
+
+
+def _saturating(shape: tuple[int, ...]) -> np.ndarray:
+    return np.linspace(-4.4, 2.0, shape[0] * shape[1], dtype="float32").reshape(shape)
+
+
 LARGE_LOGITS = """mugraph {
   extents a=16 i=16
   input x: f32[i,a]

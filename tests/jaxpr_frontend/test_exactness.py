@@ -143,6 +143,32 @@ def test_a_sum_that_float16_does_not_hold_stays_in_float32() -> None:
     assert_close(have.astype("float32"), want.astype("float32"), 2e-3)
 
 
+SCALED: dict[str, Callable[[jax.Array, jax.Array, float], jax.Array]] = {
+    "a product": lambda x, w, s: ((x * s) * (x * s)) @ w,
+    "a square": lambda x, w, s: jnp.square(x * s) @ w,
+    "a cube": lambda x, w, s: (x * s) ** 3 @ w,
+    "two matrix products": lambda x, w, s: ((x * s) @ (x * s)) @ w,
+    "a difference": lambda x, w, s: (x * s - x.T * s) @ w,
+    "a quotient": lambda x, w, s: ((x * s) / (1 + jnp.abs(w))) @ w,
+    "a sum": lambda x, w, s: (w * (x * s).sum(-1, keepdims=True)) @ w,
+    "a maximum": lambda x, w, s: (w - (x * s * w).max(-1, keepdims=True)) @ w,
+}
+
+
+@pytest.mark.parametrize("power", [-10, 10])
+@pytest.mark.parametrize("name", SCALED)
+def test_constants_that_leave_a_product_cost_float16_no_digits(name: str, power: int) -> None:
+    """Scaled by a constant, numbers are of ordinary size; without it, many are subnormal or infinite."""
+
+    def program(x: jax.Array, w: jax.Array) -> jax.Array:
+        return SCALED[name](x, w, 2.0**power)
+
+    x, w = (A / 2.0**power).astype("float16"), A.astype("float16")
+    (region,) = analysis(program, x, w).regions
+    (have,), want = evaluate.run(region.graph, [x, w], xp=jnp, dtype=None), jax.jit(program)(x, w)
+    assert_close(have.astype("float32"), want.astype("float32"), 4e-3)
+
+
 @pytest.mark.parametrize(
     ("exponent", "of"),
     [(0.5, lambda v: v * v + 1e-6), (-0.5, lambda v: jnp.exp(v)), (1.5, lambda v: jnp.abs(v) / 3)],

@@ -107,6 +107,16 @@ NONNEGATIVE_DTYPES = frozenset({"bool", "u8"})
 SIGN_KEEPING_OPERATORS = frozenset({"add", "affine", "sum", "max", "mul", "dot", "div", "maximum", "minimum"})
 
 
+def _fits_float16(scale: Fraction) -> bool:
+    """Whether a number fits into float16 as its product with `scale` does: no larger, and at most 4 bits smaller."""
+    return 1 <= abs(scale) <= 1 / LEAST_SCALE
+
+
+def _node_dtype(dtype: str, scale: Fraction) -> str:
+    """What holds a number of which the program has the product with `scale`, in `dtype`."""
+    return "f32" if dtype == FLOAT16 and not _fits_float16(scale) else dtype
+
+
 def _is_nonnegative(number: Attr) -> bool:
     return isinstance(number, Fraction) and number >= 0
 
@@ -269,8 +279,7 @@ class NodeBuilder:
         assert x.node is not None
         node = self.nodes[x.node]
         axes = self.axes.resolve(node.axes)
-        fits = 1 <= abs(x.scale) <= 1 / LEAST_SCALE and x.offset == 0
-        narrows = x.dtype == FLOAT16 and node.dtype in FLOATS and not fits
+        narrows = x.dtype == FLOAT16 and node.dtype in FLOATS and not (_fits_float16(x.scale) and x.offset == 0)
         return Use(x.node, tuple(view.get(k, k) for k in axes), node.dtype if narrows else x.dtype)
 
     def append(self, op: str, uses: tuple[Use, ...], over: tuple[AxisKey, ...], dtype: str, **attrs: Attr) -> int:
@@ -316,11 +325,13 @@ class NodeBuilder:
         self.axes.keep_apart(itertools.chain(*common))
         return view
 
-    def pointwise(self, op: str, values: Sequence[AxisValue], dtype: str, **attrs: Attr) -> AxisValue:
-        """`op` of the nodes of `values`; their scales and offsets are the caller's business."""
+    def pointwise(
+        self, op: str, values: Sequence[AxisValue], dtype: str, times: Fraction = ONE, **attrs: Attr
+    ) -> AxisValue:
+        """`times` `op` of the nodes of `values`, whose scales and offsets are the caller's business."""
         dims, views = self.together(values)
         uses = tuple(self.use(v, view) for v, view in zip(values, views, strict=True))
-        return self.value(dims, dtype, self.append(op, uses, (), dtype, **attrs))
+        return self.value(dims, dtype, self.append(op, uses, (), _node_dtype(dtype, times), **attrs), times)
 
     # --- arithmetic
 
@@ -358,8 +369,7 @@ class NodeBuilder:
         x, y = self.without_offset(x), self.without_offset(y)  # (1 - m) * -1e9 + s is not (1e9 * m + s) - 1e9 in floats
         ca, cb = x.scale, sign * y.scale
         common = ca if abs(ca) == abs(cb) and ca > 0 else ONE  # s*x - s*m = s*(x - m): what a safe softmax looks like
-        out = self.pointwise("add", (x, y), dtype, ca=ca / common, cb=cb / common)
-        return replace(out, scale=common)
+        return self.pointwise("add", (x, y), dtype, common, ca=ca / common, cb=cb / common)
 
     def _chosen_sum(self, x: AxisValue, mask: AxisValue, sx: Fraction, sm: Fraction, dtype: str) -> AxisValue | None:
         """``sx * x + sm * mask`` as a choice between two sums, if the mask is a sentinel in places; None if it is not.
@@ -385,7 +395,7 @@ class NodeBuilder:
         if x.is_constant:
             return self.scaled(self.widened(y, x), x.offset, ZERO, dtype)
         x, y = self.without_offset(x), self.without_offset(y)
-        return replace(self.pointwise("mul", (x, y), dtype), scale=x.scale * y.scale)
+        return self.pointwise("mul", (x, y), dtype, x.scale * y.scale)
 
     def div(self, x: AxisValue, y: AxisValue, dtype: str) -> AxisValue:
         """Make ``x / y``.
@@ -400,7 +410,7 @@ class NodeBuilder:
         if x.is_constant:
             return self.scaled(self.power(self.widened(y, x), Fraction(-1), dtype), x.offset)
         x, y = self.without_offset(x), self.without_offset(y)
-        return replace(self.pointwise("div", (x, y), dtype), scale=x.scale / y.scale)
+        return self.pointwise("div", (x, y), dtype, x.scale / y.scale)
 
     def power(self, x: AxisValue, exponent: Fraction, dtype: str) -> AxisValue:
         """Make ``x ** exponent``.
@@ -418,7 +428,7 @@ class NodeBuilder:
             return self.mul(x, x, dtype)
         x = self.materialize(x) if x.is_constant else x
         if exponent.denominator == 1 and x.offset == 0:
-            return replace(self.pointwise("pow", (x,), dtype, exponent=exponent), scale=x.scale ** int(exponent))
+            return self.pointwise("pow", (x,), dtype, x.scale ** int(exponent), exponent=exponent)
         return self.pointwise("pow", (x,), dtype, exponent=exponent, scale=x.scale, offset=x.offset)
 
     def unary(self, op: str, x: AxisValue, dtype: str) -> AxisValue:
@@ -445,7 +455,7 @@ class NodeBuilder:
             return replace(x, dims=dims, dtype=dtype)
         if x.is_constant:
             return self.constant(x.offset * count, dtype, dims)
-        node = self.append("sum", (self.use(x, {}),), over, dtype)
+        node = self.append("sum", (self.use(x, {}),), over, _node_dtype(dtype, x.scale))
         return self.value(dims, dtype, node, x.scale, x.offset * count)
 
     def maximum(self, x: AxisValue, over: tuple[AxisKey, ...], dims: Dims, dtype: str) -> AxisValue:
@@ -454,20 +464,29 @@ class NodeBuilder:
         if not over:
             return replace(x, dims=dims, dtype=dtype)
         x = x if x.scale > 0 else self.materialize(x)
-        return self.value(dims, dtype, self.append("max", (self.use(x, {}),), over, dtype), x.scale, x.offset)
+        use = self.use(x, {})
+        return self.value(dims, dtype, self.append("max", (use,), over, use.dtype), x.scale, x.offset)
 
     def contract(
         self, x: AxisValue, y: AxisValue, view: View, over: tuple[AxisKey, ...], dims: Dims, dtype: str
     ) -> AxisValue:
         """Sum over axes of x * y, with y seen through `view`."""
-        x, y = self.without_offset(x), self.without_offset(y)
+        x, y = self._factor(x), self._factor(y)
         over = self.axes.resolve(over)
         left, right = self.use(x, {}), self.use(y, view)
         both = tuple(k for k in over if k in left.axes and k in right.axes)
         absent = math.prod(self.axes.extent(k) for k in over if k not in left.axes + right.axes)
         uses = self._summed_alone(left, over, both), self._summed_alone(right, over, both)
-        node = self.append("dot" if both else "mul", uses, both, dtype)
-        return self.value(dims, dtype, node, x.scale * y.scale * absent)
+        scale = x.scale * y.scale * absent
+        node = self.append("dot" if both else "mul", uses, both, _node_dtype(dtype, scale))
+        return self.value(dims, dtype, node, scale)
+
+    def _factor(self, x: AxisValue) -> AxisValue:
+        """The same value with no offset, and in float16 if it is: a matrix product of that type takes half the time."""
+        x = self.without_offset(x)
+        assert x.node is not None
+        is_wide = x.dtype == FLOAT16 and self.nodes[x.node].dtype != FLOAT16 and not _fits_float16(x.scale)
+        return self.materialize(x) if is_wide else x
 
     def _summed_alone(self, use: Use, over: tuple[AxisKey, ...], both: tuple[AxisKey, ...]) -> Use:
         """An operand of a contraction, summed over the axes that the other one lacks before they meet."""
