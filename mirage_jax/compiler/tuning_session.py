@@ -72,6 +72,7 @@ MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kerne
 MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
 MAX_PREPARING_SECONDS = 60.0  # after the gate is wanted
+MANY_OPERATORS = 20  # of a region, above which kernels may have twice as many
 MAX_LATE_SECONDS = 10.0  # after a region's share of the budget, within which its first variants are begun
 MIN_OPERATORS_PREPARED = 4  # of a region, from which on the search takes about as long as preparing the float gate
 TF32_CLASSES = ("normal", "uniform", "zero rows", "one hot", "constant rows", "cancelling")  # of inputs
@@ -80,9 +81,13 @@ MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all child
 
 
 def space_for(region: Region) -> Space:
-    """Choose the limits of the search. A region that reads slices has each pointwise operator once per slice."""
+    """Choose the limits of the search. A region that reads slices has each pointwise operator once per slice.
+
+    One kernel may make most of a large region: a gradient of distances has 30 operators.
+    """
     in_windows = any(len(b.tensors) > 1 for b in region.inputs)
-    return replace(SPACE, max_ops=2 * SPACE.max_ops) if in_windows else SPACE
+    is_large = len(region.graph.kernels) > MANY_OPERATORS
+    return replace(SPACE, max_ops=2 * SPACE.max_ops) if in_windows or is_large else SPACE
 
 
 @dataclass

@@ -139,13 +139,16 @@ def test_what_is_waited_for_comes_first(name: str) -> None:
 
 
 def assert_runs(program: FlatProgram, max_ops: int) -> None:
-    """Every step reads, and waits for, what steps before it made."""
+    """Every step reads, and waits for, what steps before it made. Nobody waits for what no step makes."""
     eqns = program.eqns
     there = {*program.inputs, *program.constants}
-    for step in partition(program, max_ops).steps:
-        part = step.equations if isinstance(step, Region) else (eqns[step],)
+    steps = partition(program, max_ops).steps
+    parts = [step.equations if isinstance(step, Region) else (eqns[step],) for step in steps]
+    never = {v for eqn in eqns for v in eqn.outputs} - {v for part in parts for eqn in part for v in eqn.outputs}
+    for part in parts:
         made = {v for eqn in part for v in eqn.outputs}
-        assert {v for eqn in part for v in (*eqn.reads, *eqn.after)} <= there | made
+        assert {v for eqn in part for v in eqn.reads} <= there | made
+        assert {v for eqn in part for v in eqn.after} - never <= there | made
         there |= made
     assert there >= {v for v in program.outputs if isinstance(v, int)}
 

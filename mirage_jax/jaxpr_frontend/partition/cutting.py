@@ -66,7 +66,8 @@ def _is_weightless(e: Eligibility, n: int) -> bool:
 def pieces(c: CutContext) -> tuple[list[Piece], set[int]]:
     """Cut a program into pieces; also return the equations of those that no kernel computes faster than libraries.
 
-    Gives concatenations that a product reads across a border their reason to stay with XLA.
+    A piece without a contraction is no region, but regions may make its values again. Gives concatenations that a
+    product reads across a border their reason to stay with XLA.
     """
     e = c.eligibility
     members = e.members
@@ -75,9 +76,10 @@ def pieces(c: CutContext) -> tuple[list[Piece], set[int]]:
         e.reasons[n] = Code.LAYOUT, "what a product reads is put together: a border"
     clusters = _clusters(c, members, borders)
     apart = _by_cluster(clusters, {(first, then) for first, _, then in borders.pairs})
-    all_pieces = (p for cluster in filter(e.has_contraction, clusters) for p in _cut(c, cluster, apart[cluster]))
-    found = list(filter(e.has_contraction, all_pieces))
-    unprofitable = set(itertools.chain(*itertools.filterfalse(borders.pays, found)))
+    heavy = set(filter(e.has_contraction, clusters))
+    found = [p for cluster in clusters for p in (_cut(c, cluster, apart[cluster]) if cluster in heavy else [cluster])]
+    unpaid = itertools.filterfalse(borders.pays, filter(e.has_contraction, found))
+    unprofitable = set(itertools.chain(*unpaid))
     return [p for p in found if p[0] not in unprofitable], unprofitable
 
 

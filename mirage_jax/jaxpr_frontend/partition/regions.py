@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -105,7 +105,7 @@ def partition(
             translator.lose_patience()
         found, unprofitable = pieces(CutContext(eligibility, dependencies, max_ops, known_pieces))
         if (piece_of := translator.regions(found)) is not None:
-            steps = _schedule(dependencies, piece_of)
+            steps = _schedule(dependencies, piece_of, set().union(*translator.unneeded))
             left_out = partial(_left_out, eligibility, tuple(piece_of), unprofitable)
             return Partition(program, steps, left_out, translator.remade(piece_of))
     raise AssertionError("unreachable")
@@ -117,6 +117,7 @@ class _Translator:
     def __init__(self, eligibility: Eligibility, remat: bool, left: Collection[int]) -> None:
         self.eligibility, self.program, self.remat, self.left = eligibility, eligibility.program, remat, left
         self.again: Mapping[Piece, set[int]] = {}  # equations of others that the last cut's pieces repeat
+        self.unneeded: Collection[Piece] = ()  # of the last cut: all that is read of them others repeat
         self.patient = True  # leaves out only what no other cut could keep, while there is any
         self.known: dict[object, Region | TranslationRefused | None] = {}  # by form
 
@@ -127,27 +128,50 @@ class _Translator:
 
     def regions(self, found: Sequence[Piece]) -> Pieces | None:
         """Make the regions of all pieces. None if some equation was refused: then the program is to be cut again."""
-        wholes = self._wholes(found)
-        demanded = _demanded(self.program, found, wholes)
+        has_contraction = self.eligibility.has_contraction
+        return self._regions(found if self.remat else [*filter(has_contraction, found)], frozenset())
+
+    def _regions(self, found: Sequence[Piece], unneeded: frozenset[Piece]) -> Pieces | None:
+        """Make the regions of all pieces but those in `unneeded`, whose values others make for themselves."""
+        wholes = dict(zip(found, self._wholes(found), strict=True))
+        needed = {piece: whole for piece, whole in wholes.items() if piece not in unneeded}
+        results = self._results(found, needed)
+        spare = frozenset(set(needed).difference(results))
+        light = set(itertools.filterfalse(self.eligibility.has_contraction, results))
+        if light:
+            return self._regions(_less(found, light), frozenset())
+        if spare:
+            return self._regions(found, unneeded | spare)
+        regions = self._translated(needed, results)
+        if regions is None:
+            return None
+        if empty := set(needed).difference(regions.values()):
+            return self._regions(_less(found, empty), frozenset())
+        self.unneeded = unneeded
+        return regions
+
+    def _results(self, found: Sequence[Piece], wholes: Mapping[Piece, Piece]) -> dict[Piece, list[int]]:
+        """What is read of each piece outside of it, if anything is. `wholes`: needed pieces with what they repeat."""
+        demanded = _demanded(self.program, found, wholes.values())
+        made = {piece: [v for v in self.program.made_by(piece) if v in demanded] for piece in wholes}
+        return {piece: values for piece, values in made.items() if values}
+
+    def _translated(self, wholes: Mapping[Piece, Piece], results: Mapping[Piece, Sequence[int]]) -> Pieces | None:
+        """The regions of pieces, where there is something to compute. None if some equation was refused."""
         regions: dict[Region, Piece] = {}
-        empty: set[Piece] = set()  # nothing is left to compute: their equations run as they are
         refused = is_final = False  # is_final: some equation cannot be in any region
-        for piece, whole in zip(found, wholes, strict=True):
+        for piece, whole in wholes.items():
             if is_final and not self.eligibility.reasons.keys().isdisjoint(whole):
                 continue
             try:
-                region = self._region(whole, [v for v in self.program.made_by(piece) if v in demanded])
+                region = self._region(whole, results[piece])
             except TranslationRefused as why:
                 refused = True
                 is_final |= why.by_itself
                 self._refuse(whole, why, is_final)
                 continue
-            if region is None:
-                empty.add(piece)
-            else:
+            if region is not None:
                 regions[region] = piece
-        if empty and not refused:  # they read what regions make, not what they would have repeated
-            return self.regions([piece for piece in found if piece not in empty])
         return None if refused else regions
 
     def _wholes(self, found: Sequence[Piece]) -> list[Piece]:
@@ -184,8 +208,13 @@ class _Translator:
                 self.eligibility.refuse(whole[position], reason, self.patient)
 
 
-def _demanded(program: FlatProgram, found: Sequence[Piece], wholes: Sequence[Piece]) -> set[int]:
-    """Values that are read outside of the region that makes them. `wholes`: pieces with what they repeat."""
+def _less(found: Sequence[Piece], as_written: Collection[Piece]) -> list[Piece]:
+    """Pieces without those that run as they are: they read what regions make, not what they would have repeated."""
+    return [piece for piece in found if piece not in as_written]
+
+
+def _demanded(program: FlatProgram, found: Iterable[Piece], wholes: Iterable[Piece]) -> set[int]:
+    """Values that are read outside of the region that makes them. `wholes`: needed pieces with what they repeat."""
     outside = set(range(len(program.eqns))).difference(*found)
     demanded = program.results | program.read_by(outside)
     for whole in wholes:
@@ -193,11 +222,11 @@ def _demanded(program: FlatProgram, found: Sequence[Piece], wholes: Sequence[Pie
     return demanded
 
 
-def _schedule(dependencies: Dependencies, piece_of: Pieces) -> tuple[Region | int, ...]:
-    """Steps in an order that respects every dependency."""
+def _schedule(dependencies: Dependencies, piece_of: Pieces, unneeded: Collection[int]) -> tuple[Region | int, ...]:
+    """Steps in an order that respects every dependency, without equations that nobody needs."""
     region_at = {piece[0]: region for region, piece in piece_of.items()}
     order = in_order(dependencies, piece_of.values())
-    return tuple(region_at.get(step[0], step[0]) for step in order)
+    return tuple(region_at.get(step[0], step[0]) for step in order if step[0] not in unneeded)
 
 
 def _too_little(primitive: str) -> tuple[Code, str]:
