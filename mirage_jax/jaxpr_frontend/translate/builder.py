@@ -113,7 +113,7 @@ def _fits_float16(scale: Fraction) -> bool:
 
 
 def _node_dtype(dtype: str, scale: Fraction) -> str:
-    """What holds a number of which the program has the product with `scale`, in `dtype`."""
+    """The type of a number whose product with `scale` the program has, in `dtype`."""
     return "f32" if dtype == FLOAT16 and not _fits_float16(scale) else dtype
 
 
