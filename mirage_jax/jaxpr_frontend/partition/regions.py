@@ -151,7 +151,7 @@ class _Translator:
         return regions
 
     def _results(self, found: Sequence[Piece], wholes: Mapping[Piece, Piece]) -> dict[Piece, list[int]]:
-        """The values of each piece that others read, if there are any. `wholes`: needed pieces with what they repeat."""
+        """The values of each piece that others read, if there are any. `wholes`: needed pieces and what they repeat."""
         demanded = _demanded(self.program, found, wholes.values())
         made = {piece: [v for v in self.program.made_by(piece) if v in demanded] for piece in wholes}
         return {piece: values for piece, values in made.items() if values}
