@@ -97,16 +97,33 @@ def compared_with_themselves(graph: KernelGraph) -> Set[str]:
     return {origin.name for c in comparisons(graph) for origin in c.shared if origin.kernel in outside}
 
 
-def _all_sides(graph: KernelGraph) -> Iterator[Sides]:
+def maxima_beside_numbers(graph: KernelGraph) -> Set[tuple[int, int]]:
+    """Pairs of outputs: numbers, and their maximum. Whoever reads both may compare them."""
+    digits = _digits_of_tensors(graph, [])
+    computed = [{(d.origin, d.roundings) for d in digits[name] if d.origin.kernel} for name in graph.outputs]
+    ranks = [len(graph.tensors[name].axes) for name in graph.outputs]
+    pairs = itertools.combinations(range(len(ranks)), 2)
+    return {(m, n) for m, n in pairs if ranks[m] != ranks[n] and not computed[m].isdisjoint(computed[n])}
+
+
+def _all_sides(graph: KernelGraph) -> list[Sides]:
+    found: list[Sides] = []
+    _digits_of_tensors(graph, found)
+    return found
+
+
+def _digits_of_tensors(graph: KernelGraph, found: list[Sides]) -> dict[str, Set[Digits]]:
+    """The digits of all tensors by name; comparisons and differences on the way are added to `found`."""
     stored = {t.name: _of_tensor(t, {Digits(Origin("", t.name))}) for t in graph.inputs}
     for kernel in graph:
         digits = {x.name: stored[x.tensor] for x in kernel.loads}
         for op in kernel.ops:
             operands = tuple(digits[a] for a in op.args)
             if sides := _sides(op, operands):
-                yield Sides(kernel, op, sides)
+                found.append(Sides(kernel, op, sides))
             digits[op.name] = _digits(op, kernel, operands)
         stored |= {s.tensor.name: _of_tensor(s.tensor, digits[s.value]) for s in kernel.stores}
+    return stored
 
 
 def _of_tensor(tensor: Tensor, digits: Set[Digits]) -> Set[Digits]:

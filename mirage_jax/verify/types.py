@@ -27,7 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import VerificationError
-from mirage_jax.mugraph.comparisons import torn
+from mirage_jax.mugraph.comparisons import maxima_beside_numbers, torn
 from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, holds, numpy_dtype
 from mirage_jax.mugraph.graph import Attr, Axis, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import TRUTHS, operator
@@ -169,7 +169,12 @@ def _torn_operators(reference: KernelGraph) -> frozenset[str]:
 
 
 def _check_comparisons(reference: KernelGraph, candidate: KernelGraph) -> None:
-    """Numbers that the program compares with their own maximum, or subtracts it from, are computed once."""
+    """Numbers that the program compares with their own maximum, or subtracts it from, are computed once. So are those
+    that it returns with their maximum.
+    """
+    if torn_pairs := maxima_beside_numbers(reference) - maxima_beside_numbers(candidate):
+        names = ", ".join(f"{candidate.outputs[m]} and {candidate.outputs[n]}" for m, n in sorted(torn_pairs))
+        raise VerificationError(f"numbers are computed apart from their maximum: {names}")
     for sides in torn(candidate):
         if sides.op.op not in _torn_operators(reference):
             places = sorted({str(d.origin) for side in sides.digits for d in side})

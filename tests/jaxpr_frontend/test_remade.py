@@ -1,5 +1,6 @@
 """A cut between two regions stores rows, not the matrices that are made of them in a moment."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,12 @@ def matern(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(((1 + distance + distance**2 / 3) * jnp.exp(-distance)) @ y))
 
 
+def farthest(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Distances to the farthest points: a gradient compares distances with their maximum."""
+    distance = jnp.sum(jnp.square(x[:, None] - y), -1)
+    return jnp.sum(jnp.square(jnp.max(distance, -1))) + jnp.sum(jnp.exp(-distance) @ y)
+
+
 def cut(fn, width: int, remat: bool, most: int) -> Analysis:
     args = [jax.ShapeDtypeStruct((POINTS, width), "float32")] * 2
     return analyse(jax.make_jaxpr(jax.grad(fn, (0, 1)))(*args), max_ops=most, remat=remat)
@@ -56,6 +63,16 @@ def test_no_matrix_crosses_a_cut(fn, width: int, most: int) -> None:
     found = cut(fn, width, remat=True, most=most)
     assert len(found.regions) > 1 or most == 24
     assert largest_read(found) <= POINTS * max(width, 8)
+
+
+@pytest.mark.parametrize("most", [6, 8, 12, 24])
+def test_what_is_compared_with_its_maximum_is_made_once(most: int) -> None:
+    """Made twice, distances may be rounded in two ways, and the maximum of one equals none of the others."""
+    found = cut(farthest, 8, remat=True, most=most)
+    made = Counter(v for r in found.regions for v in {v for eqn in r.equations for v in eqn.outputs})
+    maxima = (eqn for r in found.regions for eqn in r.equations if eqn.primitive == "reduce_max")
+    maximum = {eqn.outputs[0]: eqn.reads[0] for eqn in maxima}
+    assert maximum and all(made[m] == 1 and made[distance] <= 1 for m, distance in maximum.items())
 
 
 def test_without_rematerialization_it_does() -> None:

@@ -294,6 +294,24 @@ def test_choices_are_compared_by_what_they_choose_from() -> None:
         check_types(program, twice)
 
 
+BESIDE = """mugraph {
+  extents i=16 j=16 k=16
+  input x: f32[i,j]
+  input w: f32[j,k]
+  library t: f32[i,k] = dot{axes=(j)} x[i,j] w[j,k]
+  library m: f32[i] = max{axes=(k)} t[i,k]
+  output t m
+}"""
+
+
+def test_numbers_beside_their_maximum_are_computed_with_it() -> None:
+    """Another region may compare them."""
+    twice = BESIDE.replace("  library m", "  library t2: f32[i,k] = dot{axes=(j)} w[j,k] x[i,j]\n  library m")
+    check_types(parse(BESIDE), parse(BESIDE))
+    with pytest.raises(VerificationError, match="apart from their maximum: t and m"):
+        check_types(parse(BESIDE), parse(twice.replace("(k)} t[", "(k)} t2[")))
+
+
 DIFFERENCES = """mugraph {
   extents i=16 k=16
   input t: f32[i,k]

@@ -23,6 +23,7 @@ from typing import Any
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.partition.clusters import Dependencies, convex_clusters, in_order
+from mirage_jax.jaxpr_frontend.partition.compared import compared
 from mirage_jax.jaxpr_frontend.partition.product_boundaries import summed_elements
 from mirage_jax.jaxpr_frontend.partition.program import (
     FlatEqn,
@@ -54,7 +55,8 @@ class _Units:
     def __init__(self, program: FlatProgram) -> None:
         self.program, self.eqns, self.avals = program, program.eqns, program.avals
         self.dependencies = Dependencies.of(program)
-        self.cheap = {n for n, eqn in enumerate(self.eqns) if is_cheap(eqn)}
+        once = compared(program)
+        self.cheap = {n for n, eqn in enumerate(self.eqns) if is_cheap(eqn) and once.isdisjoint(eqn.outputs)}
         self.made = program.producers
         self.families = self._families()
         self.members = set[int]().union(*map(self._members, self.families))

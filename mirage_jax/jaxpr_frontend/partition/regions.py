@@ -17,9 +17,10 @@ from mirage_jax.jaxpr_frontend.capture.rematerialize import is_cheap, repeated
 from mirage_jax.jaxpr_frontend.capture.sharding import one_device
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.partition.clusters import Dependencies, in_order
+from mirage_jax.jaxpr_frontend.partition.compared import compared
 from mirage_jax.jaxpr_frontend.partition.cutting import CutContext, Piece, pieces
 from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
-from mirage_jax.jaxpr_frontend.partition.program import FlatProgram, flatten
+from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, LeftOut
 from mirage_jax.jaxpr_frontend.partition.remade import Remade, number
 from mirage_jax.jaxpr_frontend.translate.translate import Region, TranslationRefused, renamed, translate
@@ -176,10 +177,18 @@ class _Translator:
 
     def _wholes(self, found: Sequence[Piece]) -> list[Piece]:
         """Pieces with the equations that they repeat."""
-        remade = Remade(self.eligibility, found, is_cheap, self.left)
+        remade = Remade(self.eligibility, found, self._may_be_repeated, self.left)
         self.again = {piece: remade.of(piece) for piece in found} if self.remat else {}
         wholes = [{*piece, *self.again.get(piece, ())} for piece in found]
         return [tuple(sorted(own | self.eligibility.repeated(own))) for own in wholes]
+
+    def _may_be_repeated(self, eqn: FlatEqn) -> bool:
+        return is_cheap(eqn) and self.compared.isdisjoint(eqn.outputs)
+
+    @cached_property
+    def compared(self) -> frozenset[int]:
+        """Collect the values that no second region may make."""
+        return compared(self.program)
 
     def remade(self, regions: Pieces) -> Mapping[Region, int]:
         """Those of the last cut's regions that make values of others again, and the numbers of their pieces."""
