@@ -381,7 +381,6 @@ def _interpreted(
     counts["interpreted"] += 1
     yield from _inexact(c.graph, schedule)
     in_own_types = evaluate.run(c.graph, inputs, dtype=None, widen=True)
-    wide = list(map(_wide, inputs))
     for n, (r, y, narrow_y) in enumerate(zip(want, have, in_own_types, strict=True)):
         good = np.isfinite(r) & np.isfinite(narrow_y)
         scale = float(np.abs(np.where(good, r, 0)).max())
@@ -390,16 +389,12 @@ def _interpreted(
         good &= np.abs(1.0 * narrow_y - r) <= limit
         off = np.where(good, np.abs(y.astype(np.float64) - r), 0)
         if not off.max() <= limit:
-            rounded = (noisy(reference, wide, sample=i, half_unit=_half_unit(narrow))[n] for i in range(MANY_SAMPLES))
+            half_unit, wide = float(ml_dtypes.finfo(narrow).eps) / 2, list(map(_wide, inputs))
+            rounded = (noisy(reference, wide, sample=i, half_unit=half_unit)[n] for i in range(MANY_SAMPLES))
             off = np.where(_decided(r, rounded, limit), off, 0)
         if not off.max() <= limit:
-            size = f"a kernel is off by {off.max():.3g}, values of size {scale:.3g}"
-            yield f"{size}, in output {n}\n{c.graph}\n{c.schedule}"
-
-
-def _half_unit(dtype: np.dtype) -> float:
-    """Half a unit in the last place of 1."""
-    return float(ml_dtypes.finfo(dtype).eps) / 2
+            what = f"a kernel is off by {off.max():.3g}, values of size {scale:.3g}, in output {n}"
+            yield f"{what}\n{c.graph}\n{c.schedule}"
 
 
 def _decided(r: np.ndarray, rounded: Iterable[np.ndarray], limit: float) -> np.ndarray:

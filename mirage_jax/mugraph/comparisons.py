@@ -83,12 +83,12 @@ class Sides:
 
 def comparisons(graph: KernelGraph) -> Iterator[Sides]:
     """All comparisons of floats, in order."""
-    return (sides for sides in _all_sides(graph) if sides.op.op in COMPARISONS)
+    return (sides for sides in _followed(graph)[0] if sides.op.op in COMPARISONS)
 
 
 def torn(graph: KernelGraph) -> Iterator[Sides]:
     """Comparisons and differences whose sides need not be equal where they should be."""
-    return (sides for sides in _all_sides(graph) if sides.is_torn)
+    return (sides for sides in _followed(graph)[0] if sides.is_torn)
 
 
 def compared_with_themselves(graph: KernelGraph) -> Set[str]:
@@ -99,21 +99,16 @@ def compared_with_themselves(graph: KernelGraph) -> Set[str]:
 
 def maxima_beside_numbers(graph: KernelGraph) -> Set[tuple[int, int]]:
     """Pairs of outputs: numbers, and their maximum. Whoever reads both may compare them."""
-    digits = _digits_of_tensors(graph, [])
+    _, digits = _followed(graph)
     computed = [{(d.origin, d.roundings) for d in digits[name] if d.origin.kernel} for name in graph.outputs]
     ranks = [len(graph.tensors[name].axes) for name in graph.outputs]
     pairs = itertools.combinations(range(len(ranks)), 2)
     return {(m, n) for m, n in pairs if ranks[m] != ranks[n] and not computed[m].isdisjoint(computed[n])}
 
 
-def _all_sides(graph: KernelGraph) -> list[Sides]:
+def _followed(graph: KernelGraph) -> tuple[list[Sides], dict[str, Set[Digits]]]:
+    """All comparisons and differences in order, and the digits of all tensors by name."""
     found: list[Sides] = []
-    _digits_of_tensors(graph, found)
-    return found
-
-
-def _digits_of_tensors(graph: KernelGraph, found: list[Sides]) -> dict[str, Set[Digits]]:
-    """The digits of all tensors by name; comparisons and differences on the way are added to `found`."""
     stored = {t.name: _of_tensor(t, {Digits(Origin("", t.name))}) for t in graph.inputs}
     for kernel in graph:
         digits = {x.name: stored[x.tensor] for x in kernel.loads}
@@ -123,7 +118,7 @@ def _digits_of_tensors(graph: KernelGraph, found: list[Sides]) -> dict[str, Set[
                 found.append(Sides(kernel, op, sides))
             digits[op.name] = _digits(op, kernel, operands)
         stored |= {s.tensor.name: _of_tensor(s.tensor, digits[s.value]) for s in kernel.stores}
-    return stored
+    return found, stored
 
 
 def _of_tensor(tensor: Tensor, digits: Set[Digits]) -> Set[Digits]:

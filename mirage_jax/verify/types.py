@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -168,12 +168,17 @@ def _torn_operators(reference: KernelGraph) -> frozenset[str]:
     return frozenset(sides.op.op for sides in torn(reference))
 
 
+@functools.lru_cache(maxsize=8)
+def _maxima(reference: KernelGraph) -> Set[tuple[int, int]]:
+    return maxima_beside_numbers(reference)
+
+
 def _check_comparisons(reference: KernelGraph, candidate: KernelGraph) -> None:
     """Numbers that the program compares with their own maximum, or subtracts it from, are computed once. So are those
     that it returns with their maximum.
     """
-    if torn_pairs := maxima_beside_numbers(reference) - maxima_beside_numbers(candidate):
-        names = ", ".join(f"{candidate.outputs[m]} and {candidate.outputs[n]}" for m, n in sorted(torn_pairs))
+    if (pairs := _maxima(reference)) and (apart := pairs - maxima_beside_numbers(candidate)):
+        names = ", ".join(f"{candidate.outputs[m]} and {candidate.outputs[n]}" for m, n in sorted(apart))
         raise VerificationError(f"numbers are computed apart from their maximum: {names}")
     for sides in torn(candidate):
         if sides.op.op not in _torn_operators(reference):

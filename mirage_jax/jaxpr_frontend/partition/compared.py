@@ -36,9 +36,8 @@ def compared(program: FlatProgram) -> frozenset[int]:
 
 def _are_related(program: FlatProgram, sides: list[int], variable: set[int]) -> bool:
     """Whether both sides are made of one value that depends on the program's arguments."""
-    left, right = (set(program.upstream([side])) for side in sides)
-    both = left & right
-    return not variable.isdisjoint(program.made_by(both))
+    above = [set(program.upstream([side])) for side in sides]
+    return not variable.isdisjoint(program.made_by(set.intersection(*above)))
 
 
 def _variable(program: FlatProgram) -> set[int]:
@@ -72,6 +71,6 @@ def _passes_digits(eqn: FlatEqn) -> bool:
 
 def _floats(program: FlatProgram, eqn: FlatEqn) -> list[int]:
     """The operands of an equation that are floats, without literals."""
-    avals = {v: program.avals[v] for v in eqn.reads}
-    arrays = (v for v, aval in avals.items() if isinstance(aval, jax_compat.ShapedArray))
-    return [v for v in arrays if jnp.issubdtype(avals[v].dtype, jnp.inexact)]
+    operands = {v: program.avals[v] for v in eqn.reads}
+    arrays = {v: aval for v, aval in operands.items() if isinstance(aval, jax_compat.ShapedArray)}
+    return [v for v, aval in arrays.items() if jnp.issubdtype(aval.dtype, jnp.inexact)]

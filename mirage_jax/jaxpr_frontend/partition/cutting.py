@@ -76,8 +76,8 @@ def pieces(c: CutContext) -> tuple[list[Piece], set[int]]:
         e.reasons[n] = Code.LAYOUT, "what a product reads is put together: a border"
     clusters = _clusters(c, members, borders)
     apart = _by_cluster(clusters, {(first, then) for first, _, then in borders.pairs})
-    heavy = set(filter(e.has_contraction, clusters))
-    found = [p for cluster in clusters for p in (_cut(c, cluster, apart[cluster]) if cluster in heavy else [cluster])]
+    cut = (_cut(c, cluster, apart[cluster]) if e.has_contraction(cluster) else [cluster] for cluster in clusters)
+    found = list(itertools.chain.from_iterable(cut))
     unpaid = itertools.filterfalse(borders.pays, filter(e.has_contraction, found))
     unprofitable = set(itertools.chain(*unpaid))
     return [p for p in found if p[0] not in unprofitable], unprofitable

@@ -118,7 +118,7 @@ class _Translator:
     def __init__(self, eligibility: Eligibility, remat: bool, left: Collection[int]) -> None:
         self.eligibility, self.program, self.remat, self.left = eligibility, eligibility.program, remat, left
         self.again: Mapping[Piece, set[int]] = {}  # equations of others that the last cut's pieces repeat
-        self.unneeded: Collection[Piece] = ()  # of the last cut: all that is read of them others repeat
+        self.unneeded: Collection[Piece] = ()  # of the last cut: others make their values for themselves
         self.patient = True  # leaves out only what no other cut could keep, while there is any
         self.known: dict[object, Region | TranslationRefused | None] = {}  # by form
 
@@ -129,26 +129,20 @@ class _Translator:
 
     def regions(self, found: Sequence[Piece]) -> Pieces | None:
         """Make the regions of all pieces. None if some equation was refused: then the program is to be cut again."""
-        has_contraction = self.eligibility.has_contraction
-        return self._regions(found if self.remat else [*filter(has_contraction, found)], frozenset())
-
-    def _regions(self, found: Sequence[Piece], unneeded: frozenset[Piece]) -> Pieces | None:
-        """Make the regions of all pieces but those in `unneeded`, whose values others make for themselves."""
+        found = found if self.remat else [*filter(self.eligibility.has_contraction, found)]
         wholes = dict(zip(found, self._wholes(found), strict=True))
-        needed = {piece: whole for piece, whole in wholes.items() if piece not in unneeded}
-        results = self._results(found, needed)
-        spare = frozenset(set(needed).difference(results))
-        light = set(itertools.filterfalse(self.eligibility.has_contraction, results))
-        if light:
-            return self._regions(_less(found, light), frozenset())
-        if spare:
-            return self._regions(found, unneeded | spare)
-        regions = self._translated(needed, results)
+        results = self._results(found, wholes)
+        if light := set(itertools.filterfalse(self.eligibility.has_contraction, results)):
+            return self.regions(_less(found, light))
+        while len(results) < len(wholes):  # others make the values of some for themselves, and these read nothing then
+            wholes = {piece: wholes[piece] for piece in results}
+            results = self._results(found, wholes)
+        regions = self._translated(wholes, results)
         if regions is None:
             return None
-        if empty := set(needed).difference(regions.values()):
-            return self._regions(_less(found, empty), frozenset())
-        self.unneeded = unneeded
+        if empty := set(wholes).difference(regions.values()):
+            return self.regions(_less(found, empty))
+        self.unneeded = set(found).difference(wholes)
         return regions
 
     def _results(self, found: Sequence[Piece], wholes: Mapping[Piece, Piece]) -> dict[Piece, list[int]]:
