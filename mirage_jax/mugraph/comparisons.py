@@ -97,13 +97,19 @@ def compared_with_themselves(graph: KernelGraph) -> Set[str]:
     return {origin.name for c in comparisons(graph) for origin in c.shared if origin.kernel in outside}
 
 
-def maxima_beside_numbers(graph: KernelGraph) -> Set[tuple[int, int]]:
-    """Pairs of outputs: numbers, and their maximum. Whoever reads both may compare them."""
-    _, digits = _followed(graph)
-    computed = [{(d.origin, d.roundings) for d in digits[name] if d.origin.kernel} for name in graph.outputs]
-    ranks = [len(graph.tensors[name].axes) for name in graph.outputs]
-    pairs = itertools.combinations(range(len(ranks)), 2)
-    return {(m, n) for m, n in pairs if ranks[m] != ranks[n] and not computed[m].isdisjoint(computed[n])}
+def shared_digits(graph: KernelGraph) -> Set[tuple[int, int]]:
+    """Pairs of places among the inputs and outputs, in this order, where the same digits stand: numbers and their
+    maximum, for one. Whoever reads both may compare them.
+    """
+    _, found = _followed(graph)
+    digits = [{(d.origin, d.roundings) for d in found[name]} for name in interface(graph)]
+    pairs = itertools.combinations(range(len(digits)), 2)
+    return {(m, n) for m, n in pairs if not digits[m].isdisjoint(digits[n])}
+
+
+def interface(graph: KernelGraph) -> tuple[str, ...]:
+    """The names of a graph's inputs and outputs."""
+    return (*(t.name for t in graph.inputs), *graph.outputs)
 
 
 def _followed(graph: KernelGraph) -> tuple[list[Sides], dict[str, Set[Digits]]]:

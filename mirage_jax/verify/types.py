@@ -27,7 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import VerificationError
-from mirage_jax.mugraph.comparisons import maxima_beside_numbers, torn
+from mirage_jax.mugraph.comparisons import interface, shared_digits, torn
 from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, holds, numpy_dtype
 from mirage_jax.mugraph.graph import Attr, Axis, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import TRUTHS, operator
@@ -169,17 +169,18 @@ def _torn_operators(reference: KernelGraph) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _maxima(reference: KernelGraph) -> Set[tuple[int, int]]:
-    return maxima_beside_numbers(reference)
+def _shared_digits(reference: KernelGraph) -> Set[tuple[int, int]]:
+    return shared_digits(reference)
 
 
 def _check_comparisons(reference: KernelGraph, candidate: KernelGraph) -> None:
     """Numbers that the program compares with their own maximum, or subtracts it from, are computed once. So are those
-    that it returns with their maximum.
+    that it reads or returns with their maximum.
     """
-    if (pairs := _maxima(reference)) and (apart := pairs - maxima_beside_numbers(candidate)):
-        names = ", ".join(f"{candidate.outputs[m]} and {candidate.outputs[n]}" for m, n in sorted(apart))
-        raise VerificationError(f"numbers are computed apart from their maximum: {names}")
+    if (pairs := _shared_digits(reference)) and (apart := pairs - shared_digits(candidate)):
+        names = interface(candidate)
+        places = ", ".join(f"{names[m]} and {names[n]}" for m, n in sorted(apart))
+        raise VerificationError(f"digits that the program has twice are computed apart: {places}")
     for sides in torn(candidate):
         if sides.op.op not in _torn_operators(reference):
             places = sorted({str(d.origin) for side in sides.digits for d in side})

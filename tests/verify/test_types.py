@@ -298,18 +298,39 @@ BESIDE = """mugraph {
   extents i=16 j=16 k=16
   input x: f32[i,j]
   input w: f32[j,k]
+  input y: f32[i,k]
   library t: f32[i,k] = dot{axes=(j)} x[i,j] w[j,k]
-  library m: f32[i] = max{axes=(k)} t[i,k]
+  library m: f32[MAX] = MAXIMUM
   output t m
 }"""
 
 
-def test_numbers_beside_their_maximum_are_computed_with_it() -> None:
+@pytest.mark.parametrize(("axes", "maximum"), [("i", "max{axes=(k)} t[i,k]"), ("i,k", "maximum t[i,k] y[i,k]")])
+def test_numbers_beside_their_maximum_are_computed_with_it(axes: str, maximum: str) -> None:
     """Another region may compare them."""
-    twice = BESIDE.replace("  library m", "  library t2: f32[i,k] = dot{axes=(j)} w[j,k] x[i,j]\n  library m")
-    check_types(parse(BESIDE), parse(BESIDE))
-    with pytest.raises(VerificationError, match="apart from their maximum: t and m"):
-        check_types(parse(BESIDE), parse(twice.replace("(k)} t[", "(k)} t2[")))
+    program = BESIDE.replace("[MAX]", f"[{axes}]").replace("MAXIMUM", maximum)
+    twice = program.replace("  library m", "  library t2: f32[i,k] = dot{axes=(j)} w[j,k] x[i,j]\n  library m")
+    check_types(parse(program), parse(program))
+    with pytest.raises(VerificationError, match="computed apart: t and m"):
+        check_types(parse(program), parse(twice.replace(maximum, maximum.replace("t[", "t2["))))
+
+
+def test_an_input_beside_its_maximum_is_not_scaled_first() -> None:
+    """Scaled and scaled back, it may be rounded in another way."""
+    program = """mugraph {
+  extents i=16 k=16
+  input t: f32[i,k]
+  library m: f32[i] = max{axes=(k)} t[i,k]
+  output m
+}"""
+    scaled = """  library s: f32[i,k] = affine{scale=3} t[i,k]
+  library n: f32[i] = max{axes=(k)} s[i,k]
+  library m: f32[i] = affine{scale=1/3} n[i]
+  output"""
+    scaled = program.replace("  library m: f32[i] = max{axes=(k)} t[i,k]\n  output", scaled)
+    check_types(parse(program), parse(program))
+    with pytest.raises(VerificationError, match="computed apart: t and m"):
+        check_types(parse(program), parse(scaled))
 
 
 DIFFERENCES = """mugraph {
