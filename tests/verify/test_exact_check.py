@@ -24,16 +24,17 @@ from lower.test_loop_bounds import sized, tiles
 from mugraph.graphs import CAUSAL_BOUNDS, WINDOW
 
 from mirage_jax.errors import KernelFault, UnsupportedError
+from mirage_jax.lower.kernel_source import KernelSource
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.lower.tiling import Tiling
-from mirage_jax.lower.triton.emitter import emit
+from mirage_jax.lower.triton.emitter import EmitOptions, emit
 from mirage_jax.mugraph.domains import exact
 from mirage_jax.mugraph.domains.exact_domain import ExactDomain
 from mirage_jax.mugraph.domains.floats import NamedArray
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import FUNCTIONS
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.verify.exact.exact_check import disagreement, exact_check
+from mirage_jax.verify.exact.exact_check import Twin, disagreement, exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret_kernel
 from mirage_jax.verify.exact.small_sizes import small_sizes
 
@@ -313,6 +314,50 @@ def test_equal_logits_are_no_error() -> None:
     """Beside a bias as huge as a sentinel, floats lose all that the logits of a row differ by."""
     sizes = Schedule((KernelSchedule((("i", 16), ("l", 1)), 8, 3),))
     assert exact_check(parse(BIASED_LOG_SOFTMAX), sizes) == ""
+
+
+NEAREST = """mugraph {
+  extents i=2 j=7 k=17
+  input x: f32[i,j]
+  input y: f32[k,j]
+  kernel k0 grid(i) loop(k) {
+    %x = load x[i,j]
+    %y = load y[k,j]
+    %d[i,j,k] = add{cb=-1} %x %y
+    %s[i,k] = dot{axes=(j)} %d %d
+    %t[i,k] = affine{scale=-1} %s
+    %m[i] = shift{axes=(k), scale=-1} %s
+    %e[i,k] = exps{scale=-1} %s %m
+    %max[i] = max{axes=(k)} %t
+    %top[i] = last %max
+    %sum[i] = sum{axes=(k)} %e
+    %z[i] = accs %sum %m
+    %n[i] = last %m
+    %w[i] = exps %top %n
+    %p[i] = div %w %z
+    store p: f32[i] = %p
+  }
+  output p
+}"""
+NEAREST_SIZES = Schedule((KernelSchedule((("i", 1), ("k", 16)), 8, 3),))
+
+
+def test_a_point_as_far_as_sentinels_is_as_far_from_all() -> None:
+    """Differences to it are equal as floats, so the nearest point may be any."""
+    assert exact_check(parse(NEAREST), NEAREST_SIZES) == ""
+
+
+def test_what_depends_on_the_nearest_is_checked_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the form that only rows of huge numbers take is still found."""
+    emitted = Twin.emit
+
+    def wrong(twin: Twin, options: EmitOptions) -> KernelSource:
+        source = emitted(twin, options)
+        usual, complete = source.text.split("_complete(", 1)
+        return replace(source, text=f"{usual}_complete({complete.replace('tl.exp2(', '2.0 * tl.exp2(', 1)}")
+
+    monkeypatch.setattr(Twin, "emit", wrong)
+    assert "differ from the graph's" in exact_check(parse(NEAREST), NEAREST_SIZES)
 
 
 MAXIMA_BESIDE_SENTINELS = """mugraph {

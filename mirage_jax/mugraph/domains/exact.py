@@ -285,11 +285,11 @@ def minimum(x: Numbers, y: Numbers) -> Numbers:
     return negative(maximum(negative(x), negative(y)))
 
 
-def largest(x: Numbers, dim: int) -> Numbers:
+def largest(x: Numbers, dim: int, of_equal: int = 1) -> Numbers:
     """`maximum` over a dimension.
 
-    Of equal floats it is the number that is the largest residue of their sum. Neither their order nor a common factor
-    changes that: a graph may scale before a maximum, and a kernel after it.
+    Of equal floats it is the number that is the largest residue of their sum, or the smallest if `of_equal` is -1.
+    Neither their order nor a common factor changes that: a graph may scale before a maximum, and a kernel after it.
     """
     real = x["real"]
     top = np.isnan(real) | (real == np.max(real, axis=dim, keepdims=True))
@@ -297,7 +297,7 @@ def largest(x: Numbers, dim: int) -> Numbers:
     if np.any(np.sum(top, axis=dim) > 1):
         of_all = np.sum(np.where(top, share, 0), axis=dim, keepdims=True) % P
         share = share * _raised(of_all, P - 2, P) % P
-    place = np.expand_dims(np.argmax(np.where(top, share, -1), axis=dim), dim)
+    place = np.expand_dims(np.argmax(np.where(top, of_equal * share, -P), axis=dim), dim)
     return np.take_along_axis(x, place, axis=dim).squeeze(dim)
 
 

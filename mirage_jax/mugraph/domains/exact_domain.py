@@ -26,9 +26,10 @@ ANY_SHIFT = exact.made(0, 0, -1e300)  # of a row in which everything is masked: 
 
 @dataclass(frozen=True)
 class ExactDomain:
-    """Exact numbers, for kernels block by block or for whole graphs."""
+    """Exact numbers, for kernels block by block or for whole graphs. `of_equal` is for `exact.largest`."""
 
     ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])
+    of_equal: int = 1
 
     representative = False
 
@@ -123,7 +124,7 @@ class ExactDomain:
         """Compare floats, then residues."""
         array = x.array
         for dim in sorted((x.axes.index(a) for a in axes if a in x.axes), reverse=True):
-            array = exact.largest(array, dim)
+            array = exact.largest(array, dim, self.of_equal)
         return NamedArray(tuple(a for a in x.axes if a not in axes), array)
 
     def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:

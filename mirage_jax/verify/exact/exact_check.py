@@ -12,6 +12,7 @@ This is Mirage's twin in Z_p of a kernel, except that it needs no second text: t
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,20 +73,20 @@ def exact_check(graph: KernelGraph, schedule: Schedule, options: EmitOptions = D
     """
     for wave in schedule.waves(graph):
         kernels = [(k, schedule.kernels[n]) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)]
-        for ragged, low in _cases(kernels, graph):
+        for ragged, depth in _cases(kernels, graph):
             twins = [_twin(k, graph, sizes, schedule.part_counts, options, ragged) for k, sizes in kernels]
-            if wrong := _check_launch(twins, options, low):
+            if wrong := _check_launch(twins, options, depth):
                 return wrong
     return ""
 
 
-def _cases(kernels: Sequence[tuple[BlockGraph, KernelSchedule]], graph: KernelGraph) -> Iterator[tuple[bool, bool]]:
-    """How a launch is checked: with ragged tiles or full ones, with rows of numbers as huge as sentinels or without."""
+def _cases(kernels: Sequence[tuple[BlockGraph, KernelSchedule]], graph: KernelGraph) -> Iterator[tuple[bool, float]]:
+    """How a launch is checked: with ragged tiles or full ones, and how low some rows are; 0 if none is."""
     if not kernels:
         return iter(())
     is_full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
     has_two_forms = any(forms_of(k, graph) for k, _ in kernels)
-    return product((False,) if is_full else (False, True), (False, True) if has_two_forms else (False,))
+    return product((False,) if is_full else (False, True), (0.0, LOW) if has_two_forms else (0.0,))
 
 
 class HasKernels(HasGraph, Protocol):
@@ -131,15 +132,15 @@ class ExactGate:
         return Verdict(not wrong, wrong or "kernels agree with the graph bit for bit on exact numbers, at small sizes")
 
 
-def _check_launch(twins: Sequence[Twin], options: EmitOptions, low: bool) -> str:
+def _check_launch(twins: Sequence[Twin], options: EmitOptions, depth: float) -> str:
     """What is wrong with kernels in one launch; with each by itself, where they mean different numbers by one float."""
     inputs = [twin.emit(options).inputs for twin in twins]
     try:
-        return _disagreement(twins, inputs, join([twin.emit for twin in twins], options), 0, low)
+        return _disagreement(twins, inputs, join([twin.emit for twin in twins], options), 0, depth)
     except UnsupportedError:
         if len(twins) == 1:
             raise
-        return next(filter(None, (_check_launch([twin], options, low) for twin in twins)), "")
+        return next(filter(None, (_check_launch([twin], options, depth) for twin in twins)), "")
 
 
 def _twin(
@@ -170,21 +171,18 @@ def disagreement(
 
 
 def _disagreement(
-    twins: Sequence[Twin], inputs: Sequence[tuple[str, ...]], source: KernelSource, seed: int, low: bool = False
+    twins: Sequence[Twin], inputs: Sequence[tuple[str, ...]], source: KernelSource, seed: int, depth: float = 0.0
 ) -> str:
-    """The same for a launch of several kernels, given the inputs of each. `low`: some rows are as low as sentinels."""
+    """The same for a launch of several kernels, given the inputs of each, and how low some rows are.
+
+    Where numbers as low as sentinels swallow all others, equal floats stand for different numbers, and their maximum
+    may be any. What depends on it is not compared there, but once more on rows that are not as low.
+    """
     rng = np.random.default_rng(seed)
-    given = [
-        {
-            name: _random(twin.graph.tensors[name], twin.graph, twin.parts, rng)
-            for name in names
-            if minimized_tensor(name) is None
-        }
-        for twin, names in zip(twins, inputs, strict=True)
-    ]
-    if low:
+    given = [_drawn(twin, names, rng) for twin, names in zip(twins, inputs, strict=True)]
+    if depth:
         for twin, own in zip(twins, given, strict=True):
-            _lower(own, rng, share=1.0 if twin.sizes.programs else 0.5)
+            _lower(own, rng, depth, share=1.0 if twin.sizes.programs else 0.5)
     memory = [
         _least(own[tensor].array) if (tensor := minimized_tensor(name)) else twin.stored(name, own[name], rng)
         for twin, own, names in zip(twins, given, inputs, strict=True)
@@ -194,16 +192,23 @@ def _disagreement(
         results = iter(interpret_kernel(source, memory, exact=True))
     except KernelFault as fault:
         return f"{', '.join(map(str, twins))}: {fault}"
+    is_open = False
     for twin, own in zip(twins, given, strict=True):
-        for store, want in zip(twin.kernel.stores, _expected(twin, own), strict=True):
-            if wrong := _differences(twin, store, next(results), want):
+        for store, want, is_decided in _expected(twin, own, has_ties=depth > 0):
+            is_open |= not is_decided.all()
+            if wrong := _differences(twin, store, next(results), want, is_decided):
                 return f"{twin}: {wrong}"
-    return ""
+    return _disagreement(twins, inputs, source, seed, LESS_LOW) if is_open and depth > LESS_LOW else ""
 
 
-def _differences(twin: Twin, store: Store, have: Any, want: NamedArray) -> str:
+def _drawn(twin: Twin, names: Sequence[str], rng: np.random.Generator) -> dict[str, NamedArray]:
+    tensors = {name: twin.graph.tensors[name] for name in names if minimized_tensor(name) is None}
+    return {name: _random(t, twin.graph, twin.parts, rng) for name, t in tensors.items()}
+
+
+def _differences(twin: Twin, store: Store, have: Any, want: NamedArray, is_decided: Any) -> str:
     have = arrange(have, stored_axes(store.tensor, twin.graph), want.axes)
-    wrong = exact.differences(have, want.array) if have.dtype == exact.EXACT else have != want.array
+    wrong = _apart(have, want.array) & is_decided
     if _is_shift(twin.kernel, store):  # if all is masked: minus infinity in kernels, any number in graphs
         wrong &= have["real"] != -np.inf
     if not wrong.any():
@@ -214,16 +219,24 @@ def _differences(twin: Twin, store: Store, have: Any, want: NamedArray) -> str:
     )
 
 
-def _expected(twin: Twin, inputs: Mapping[str, NamedArray]) -> list[NamedArray]:
-    """Evaluate one kernel, in the order of its stores.
+def _apart(x: Any, y: Any) -> Any:
+    return exact.differences(x, y) if x.dtype == exact.EXACT else x != y
+
+
+def _expected(twin: Twin, inputs: Mapping[str, NamedArray], has_ties: bool) -> Iterator[tuple[Store, NamedArray, Any]]:
+    """Evaluate one kernel: what it stores, and where that is the same whichever of equal floats is their maximum.
 
     It stays within its graph, since the kernels that read its results decide whether it has two forms.
     """
     names = dict.fromkeys(load.tensor for load in twin.kernel.loads)  # also of loads that the text has no use for
     tensors = {n: inputs[n] if n in inputs else _random(twin.graph.tensors[n], twin.graph, twin.parts) for n in names}
     schedule = Schedule((twin.sizes,), tuple(sorted(twin.parts.items())))
+    run = functools.partial(evaluate_kernel, twin.kernel, twin.graph, schedule, tensors)
     with np.errstate(all="ignore"):
-        return evaluate_kernel(twin.kernel, twin.graph, schedule, tensors, ExactDomain())
+        wanted = run(ExactDomain())
+        others = run(ExactDomain(of_equal=-1)) if has_ties else wanted
+    for store, want, other in zip(twin.kernel.stores, wanted, others, strict=True):
+        yield store, want, ~_apart(want.array, other.array)
 
 
 def _random(
@@ -242,9 +255,10 @@ def _random(
 
 
 LOW = 1e60  # a product of it with any of our numbers is beyond every sentinel; its fifth power is a float64
+LESS_LOW = 2.0**32  # beyond what kernels take for an ordinary maximum; a float64 holds it and another number beside it
 
 
-def _lower(given: Mapping[str, NamedArray], rng: np.random.Generator, share: float) -> None:
+def _lower(given: Mapping[str, NamedArray], rng: np.random.Generator, depth: float, share: float) -> None:
     """Make products of the first input with any other huge negative numbers, as far as order goes: in a share of the
     rows, the first of each matrix among them. A program that computes several blocks computes all or none again.
     """
@@ -257,7 +271,7 @@ def _lower(given: Mapping[str, NamedArray], rng: np.random.Generator, share: flo
             matrix = real if real.ndim > 1 else real[:, None]  # rows of one number each
             rows = rng.random((*matrix.shape[:-1], 1)) < share
             rows[..., :1, :] = True
-            real, first = np.where(rows, -LOW * matrix, matrix).reshape(real.shape), False
+            real, first = np.where(rows, -depth * matrix, matrix).reshape(real.shape), False
         x.array["real"] = real
 
 
