@@ -10,9 +10,9 @@ together. Single variants differ by more, in both directions, because the compil
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 import jax
@@ -94,7 +94,7 @@ class SentinelResult(TableReport):
     versions: dict[str, str]
     rows: list[SentinelRow]
 
-    title: ClassVar = "Checks of rows before kernels skip for sentinels"
+    title: str = "Checks of rows before kernels skip for sentinels"
     method: ClassVar = "Microseconds of a kernel, and how many times as long it takes with a check."
     words = 2
 
@@ -116,37 +116,43 @@ class LowRows(TuningSession):
 def run_sentinel_suite(
     names: Sequence[str] = (), rounds: int = ROUNDS, console: Console | None = None
 ) -> SentinelResult:
-    """Time kernels of each program on the GPU of this machine.
+    """Time kernels of each program on the GPU of this machine. An interrupt ends the suite and keeps the rows.
 
     Raises `UsageError` for an unknown program.
     """
     if unknown := set(names) - PROGRAMS.keys():
         raise UsageError(f"programs: found {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")
     result = SentinelResult(rows=[], **provenance())
-    for name in names or PROGRAMS:
-        fn, shape, count = PROGRAMS[name]
-        types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * count
-        (region, *_) = analyse(jax.make_jaxpr(fn)(*types)).regions
-        device = jax.devices()[0]
-        plain, low = (kind(region, "cuda", device, Options()) for kind in (TuningSession, LowRows))
-        for label, checked, unchecked in _pairs(plain):
-            row = _timed(SentinelRow(name, label), plain, low, checked, unchecked, rounds)
+    try:
+        for row in itertools.chain.from_iterable(_rows(name, rounds) for name in names or PROGRAMS):
             result.rows.append(row)
             if console is not None:
-                console.print(f"{name}, {label}: {row.failure or f'{row.cost:.3f}'}", highlight=False)
+                console.print(f"{row.program}, {row.kernel}: {row.failure or f'{row.cost:.3f}'}", highlight=False)
+    except KeyboardInterrupt:
+        result.title += f", interrupted after {len(result.rows)} rows"
     return result
+
+
+def _rows(name: str, rounds: int) -> Iterator[SentinelRow]:
+    fn, shape, count = PROGRAMS[name]
+    types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * count
+    (region, *_) = analyse(jax.make_jaxpr(fn)(*types)).regions
+    device = jax.devices()[0]
+    plain, low = (kind(region, "cuda", device, Options()) for kind in (TuningSession, LowRows))
+    for label, checked, unchecked in _pairs(plain):
+        yield _timed(SentinelRow(name, label), plain, low, checked, unchecked, rounds)
 
 
 def _pairs(session: TuningSession) -> Iterator[tuple[str, Winner, Winner]]:
     """Guarded kernels of a program with the check and without it: as tuned, then at sizes tried first."""
     found, _ = search(session.reference, session.description, session.space, SECONDS, families=("kernels",))
-    for n, c in enumerate(islice((c for c in found if any(map(guarded, c.graph))), STRUCTURES)):
+    for n, c in enumerate(itertools.islice((c for c in found if any(map(guarded, c.graph))), STRUCTURES)):
         bare = replace(c, graph=usual(c.graph))
         tuned = [_fastest(session, candidate) for candidate in (c, bare)]
         yield f"{n}, tuned", tuned[0], tuned[1]
         special = specialized(c.graph, c.schedule, session.description, VARIANTS)
         for kind, schedules in {"tiles": tuning.tile_variants(c, VARIANTS), "specialized": special}.items():
-            for i, schedule in enumerate(islice(schedules, VARIANTS)):
+            for i, schedule in enumerate(itertools.islice(schedules, VARIANTS)):
                 checked, unchecked = (session.winner(x.graph, schedule, "kernels") for x in (c, bare))
                 yield f"{n}, {kind} {i}", checked, unchecked
 

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from mirage_jax import timing
-from mirage_jax.bench import calibration, peers, plot, programs, start, steps, suite
+from mirage_jax.bench import calibration, peers, plot, programs, sentinel_suite, start, steps, suite
 from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
@@ -567,3 +568,13 @@ def test_start(tmp_path) -> None:
 def test_a_process_that_fails() -> None:
     with pytest.raises(UsageError, match=r"abv, mirage: the process ended with code 1: .*no stored decision"):
         start._sample("mirage", "abv", True, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+
+
+def test_an_interrupt_keeps_the_rows_of_the_sentinel_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(name: str, rounds: int) -> Iterator[sentinel_suite.SentinelRow]:
+        yield sentinel_suite.SentinelRow(name, "0, tuned", 1e-6, 2e-6, 3e-6)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sentinel_suite, "_rows", rows)
+    found = sentinel_suite.run_sentinel_suite(("causal_64", "causal_128"))
+    assert "interrupted after 1 rows" in found.to_markdown() and [r.program for r in found.rows] == ["causal_64"]
