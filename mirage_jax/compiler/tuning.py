@@ -124,7 +124,7 @@ def _climb(screen: Screen, best: list[Winner]) -> list[Winner]:
 def against_xla(session: TuningSession, best: Sequence[Winner]) -> Comparison:
     """Time variants and XLA's code, interleaved."""
     functions = {"xla": session.xla, **{str(i): session.ours(w) for i, w in enumerate(best)}}
-    timed = session.timings(functions, rounds=ROUNDS)
+    timed = session.timings(functions, ROUNDS, unsure)
     xla = timed.get("xla")
     if xla is None:
         return Comparison(None, (), None)
@@ -132,6 +132,17 @@ def against_xla(session: TuningSession, best: Sequence[Winner]) -> Comparison:
     session.record(times)
     rows = sorted(((w, t, timing.ratio(xla, t)) for w, t in times), key=lambda row: -row[2].value)
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MIN_SPEEDUP), rows[0][1:] if rows else None)
+
+
+def unsure(timed: Mapping[str, timing.Timing]) -> Sequence[str]:
+    """Name the times that need more rounds: a variant's gain is enough, but may be noise, and XLA's with them."""
+    if (xla := timed.get("xla")) is None:
+        return ()
+    ratios = {name: timing.ratio(xla, t) for name, t in timed.items() if name != "xla"}
+    if max((r.low for r in ratios.values()), default=0.0) >= MIN_SPEEDUP:
+        return ()
+    enough = [name for name, r in ratios.items() if r.value >= MIN_SPEEDUP]
+    return ["xla", *enough] if enough else ()
 
 
 def _as_precise_variants(graph: KernelGraph, schedule: Schedule, precise: Precision) -> Iterator[Schedule]:

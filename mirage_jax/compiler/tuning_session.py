@@ -57,6 +57,8 @@ from mirage_jax.why_not import Elsewhere, Reason, WhyNot
 log = logging.getLogger("mirage_jax.timing")
 gate_log = logging.getLogger("mirage_jax.gate")
 
+type Unsure = Callable[[Mapping[str, timing.Timing]], Sequence[str]]
+
 SPACE = Space(max_ops=14)
 MAX_VARIANTS_LISTED = 9  # different muGraphs, in a report
 MIN_SEARCH_SECONDS = 2.0  # seconds for a search, however late it is
@@ -73,6 +75,8 @@ MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
 MAX_PREPARING_SECONDS = 60.0  # after the gate is wanted
 MANY_OPERATORS = 20  # of a region, above which kernels may have twice as many
+MORE_ROUNDS = 60  # of times that are too few to decide
+MAX_SECONDS_OF_MORE = 2.0  # of the programs in these rounds
 MAX_LATE_SECONDS = 10.0  # after a region's share of the budget, within which its first variants are begun
 MIN_OPERATORS_PREPARED = 4  # of a region, from which on the search takes about as long as preparing the float gate
 TF32_CLASSES = ("normal", "uniform", "zero rows", "one hot", "constant rows", "cancelling")  # of inputs
@@ -324,13 +328,26 @@ class TuningSession(RegionOnDevice):
 
     # ------------------------------------------------------------------ measurement
 
-    def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
-        """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
+    def timings(
+        self, functions: Mapping[str, Callable[..., Any]], rounds: int, unsure: Unsure = lambda found: ()
+    ) -> dict[str, timing.Timing]:
+        """Interleaved times of functions of the region's values; a function that fails is left out and counted.
+
+        unsure: of the times found, the names of those that are too few. These functions are timed again, longer.
+        """
         self.wait_for_gate()  # or what it runs would be in the profile
         with process_turn(self.device):
-            return self._timings(functions, rounds)
+            calls = self._calls(functions)
+            found = self._times(calls, rounds)
+            if again := {name: calls[name] for name in unsure(found)}:
+                seconds = self.sets * sum(found[name].seconds for name in again)
+                if (more := min(MORE_ROUNDS, int(MAX_SECONDS_OF_MORE / seconds))) > rounds:
+                    log.info("timed again in %d rounds: %s", more, ", ".join(again))
+                    found |= self._times(again, more)
+            return found
 
-    def _timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
+    def _calls(self, functions: Mapping[str, Callable[..., Any]]) -> dict[str, timing.Call]:
+        """Compile functions, and run each once."""
         args = [self.inputs(i) for i in range(self.sets)]
 
         def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
@@ -350,8 +367,7 @@ class TuningSession(RegionOnDevice):
         with gpu_lock(self.device):  # XLA's code is the first: it times products to choose one, as nothing else runs
             prepared = [prepare(first)]
         prepared += spread(as_here(prepare), others, XLA_COMPILE_THREADS if self._on_gpu else 1)
-        calls = dict(x for x in prepared if x is not None)
-        return self._times(calls, rounds)
+        return dict(x for x in prepared if x is not None)
 
     def _times(self, calls: Mapping[str, timing.Call], rounds: int) -> dict[str, timing.Timing]:
         with jax.default_device(self.device):

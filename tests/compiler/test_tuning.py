@@ -170,7 +170,7 @@ def test_no_climb_when_the_time_is_used_up(until: float, monkeypatch: pytest.Mon
     tried: list[Schedule] = []
     late = replace(attempt(tried), until=until)
     monkeypatch.setattr(late, "winner", lambda graph, schedule, *_: replace(WINNER, schedule=schedule))
-    monkeypatch.setattr(late, "timings", lambda functions, rounds: dict.fromkeys(functions, timing.Timing((1.0,))))
+    monkeypatch.setattr(late, "timings", lambda functions, *_, **__: dict.fromkeys(functions, timing.Timing((1.0,))))
     found = tuning.compare(late, [Candidate(PROGRAM.graph, PROGRAM.schedule, 1.0, "kernels")], Precision.FAST)
     assert found.best is not None and (len(tried) > 8) == (until > 0)
 
@@ -206,7 +206,7 @@ def test_no_more_is_tried_of_what_is_far_slower(most: int, monkeypatch: pytest.M
     monkeypatch.setattr(tuning, "_climb", lambda screen, best: best)
     winner = lambda graph, schedule, *_: replace(WINNER, graph=graph, schedule=schedule)  # noqa: E731
     monkeypatch.setattr(here, "winner", winner)
-    monkeypatch.setattr(here, "timings", lambda functions, rounds: dict.fromkeys(functions, timing.Timing((1.0,))))
+    monkeypatch.setattr(here, "timings", lambda functions, *_, **__: dict.fromkeys(functions, timing.Timing((1.0,))))
     monkeypatch.setattr(tuning, "MAX_VARIANTS", most)
     (kernel,) = PROGRAM.graph.kernels
     slow = replace(PROGRAM.graph, kernels=(replace(kernel, name="slow"),))
@@ -334,6 +334,39 @@ def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> No
     candidate = Candidate(graph, first.schedule, launches[1], "kernels")
     assert as_launched(candidate, DEVICES["H200"]).seconds <= launches[0], "ranked as it would be launched"
     assert as_launched(replace(candidate, graph=PROGRAM.graph), DEVICES["H200"]).seconds == launches[1]
+
+
+@pytest.mark.parametrize(
+    ("gains", "wanted"),
+    [
+        ([(1.0, 1.08), (0.9, 0.95)], ["xla", "0"]),  # enough, but may be noise
+        ([(1.0, 1.08), (1.04, 1.06)], []),  # another is faster beyond noise
+        ([(0.98, 1.04)], []),  # not enough, whatever the noise
+        ([], []),
+    ],
+)
+def test_times_that_are_too_few_are_taken_again(gains: list[tuple[float, float]], wanted: list[str]) -> None:
+    xla = timing.Timing((1.0,) * 10)
+    timed = {
+        str(n): timing.Timing(tuple(1 / (low, high)[i % 2] for i in range(10))) for n, (low, high) in enumerate(gains)
+    }
+    assert list(tuning.unsure({"xla": xla, **timed})) == wanted
+    assert not tuning.unsure(timed)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1e-6, [10, 60]), (0.041, [10, 48]), (0.25, [10])])
+def test_rounds_of_slow_programs_are_not_many(
+    seconds: float, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = SimpleNamespace(in_float32=False, graph=PROGRAM.graph)
+    session, taken = TuningSession(region, "cpu", jax.devices()[0], Options()), list[int]()  # type: ignore[arg-type]
+    each = seconds / 2 / session.sets  # of two programs
+    monkeypatch.setattr(session, "_calls", lambda functions: dict.fromkeys(functions))
+    monkeypatch.setattr(
+        session, "_times", lambda calls, n: taken.append(n) or dict.fromkeys(calls, timing.Timing((each,)))
+    )
+    session.timings({"xla": jax.numpy.sin, "0": jax.numpy.sin}, 10, lambda found: ["xla", "0"])
+    assert taken == rounds
 
 
 @pytest.mark.parametrize("accurate", [0, 1, 2, None])
