@@ -24,12 +24,12 @@ f = lambda x, w: jnp.tan(x @ w) @ w.T
 (region,) = analyse(jax.make_jaxpr(f)(X, W)).regions
 assert "tan" in region.primitives
 """,
-    "hyperbolic": """
-f = lambda x, w: jnp.cosh(x @ w) @ w.T
+    "cube_root": """
+f = lambda x, w: jnp.cbrt(x @ w) @ w.T
 (region,) = analyse(jax.make_jaxpr(f)(X, W)).regions
-assert "cosh" in region.primitives
+assert "cbrt" in region.primitives
 found = mirage_jax.superoptimize(f, X, W, device="H200", budget=mirage_jax.Budget(3, workers=2))
-assert "cosh" in str(found) and "passed" in str(found), found
+assert "cbrt" in str(found) and "passed" in str(found), found
 """,
     "our_gpu": """
 found = mirage_jax.superoptimize(lambda x, w: jax.nn.softmax(x @ w) @ w.T, X, W, device="RTX 6000 Ada", budget="2s")

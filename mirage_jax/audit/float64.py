@@ -400,7 +400,8 @@ def _shift_right_logical(x: Array, by: Array) -> Array:
 
 
 UFUNCS = (  # with the names that numpy has for them
-    "abs", "ceil", "cos", "exp", "exp2", "expm1", "floor", "log", "log1p", "sign", "sin", "sqrt", "square", "tanh",
+    "abs", "cbrt", "ceil", "cos", "cosh", "exp", "exp2", "expm1", "floor", "log", "log1p", "sign", "sin", "sinh",
+    "sqrt", "square", "tan", "tanh",
 )  # fmt: skip
 POINTWISE: dict[str, Callable[..., Array]] = {
     **{name: getattr(np, name) for name in UFUNCS},
@@ -408,10 +409,13 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "neg": np.negative, "max": np.maximum, "min": np.minimum, "pow": np.power, "is_finite": np.isfinite,
     "round": np.round,  # of two the even one, as jnp.round asks for
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "and": np.bitwise_and, "or": np.bitwise_or, "not": np.bitwise_not,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.bitwise_not,
     "shift_left": np.left_shift, "shift_right_arithmetic": np.right_shift, "shift_right_logical": _shift_right_logical,
     "logistic": scipy.special.expit, "erf": scipy.special.erf, "erfc": scipy.special.erfc,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "rsqrt": lambda x: 1 / np.sqrt(x),
+    "exp_neg_sq": lambda x: np.exp(-x * x),
     "one_minus_square": lambda x: (1 + x) * (1 - x),
     "polynomial": lambda x, *coefficients: sum(c * x**n for n, c in enumerate(coefficients)),
     **dict.fromkeys(("stop_gradient", "copy", "copy_p", "name"), lambda x: x),

@@ -43,6 +43,15 @@ POINTWISE = (
     "jnp.sqrt({0} * {0} + 1)", "1 / ({0} * {0} + 1)", "jnp.where({0} > 0, {0}, 0.1 * {0})", "jnp.maximum({0}, -1)",
     "jnp.log1p({0} * {0})", "jax.nn.elu({0})", "jnp.round(4 * {0}) / 4", *ACTIVATIONS,
 )  # fmt: skip
+RARE_SHARE = 1 / 8  # of programs: with some of these in place of other functions
+RARE = (
+    "jnp.arctan({0})", "jnp.arcsin({0} / (1 + jnp.abs({0})))", "jnp.arccos({0} / (2 + jnp.abs({0})))",
+    "jnp.sinh({0} / 4)", "jnp.cosh({0} / 4)", "jnp.arcsinh({0})", "jnp.arccosh(1 + {0} * {0})",
+    "jnp.arctanh({0} / (2 + jnp.abs({0})))", "jnp.abs({0}) ** 1.7",
+    "jnp.arctan2({0}, 1 - {0} * {0})",
+    "(1 + jnp.abs({0})) ** jnp.tanh({0})",
+)  # fmt: skip
+RARE_BINARY = ("jnp.arctan2({0}, {1})", "(1 + jnp.abs({0})) ** jnp.tanh({1})")
 BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (2 + jnp.abs({1}))", "jnp.maximum({0}, {1})", "{0} + 0.5 * {1}")
 REDUCTIONS = ("jnp.sum({0}, -1)", "jnp.mean({0}, -1)", "jnp.max({0}, -1)", "jnp.sum({0} * {0}, -1)", "jnp.var({0}, -1)")
 LENGTHS = ("jnp.sum({0} ** 2, -1)", "jnp.sum({0} * {0}, -1)", "jnp.sum(jnp.abs({0}), -1)")  # of differences
@@ -397,7 +406,19 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> R
     program = _finished(b, rng.choice(("normal", "normal", "uniform") if scales else KINDS), seed)
     if not scales or rng.random() < 0.5:  # gradients have many values, which leave little room for scales
         program = _wrapped(rng, program)
-    return scaled_in_pairs(program, rng, b.against, strict_range) if scales else program
+    if scales:
+        return scaled_in_pairs(program, rng, b.against, strict_range)
+    return _with_rare_functions(rng, program) if rng.random() < RARE_SHARE else program
+
+
+def _with_rare_functions(rng: random.Random, program: RandomProgram) -> RandomProgram:
+    """Put rare functions in place of some others. (Drawn last: the rest of a program does not depend on it.)"""
+    rare = dict.fromkeys(POINTWISE, RARE) | dict.fromkeys(BINARY, RARE_BINARY)
+    steps = [
+        replace(s, text=rng.choice(rare[s.text])) if s.text in rare and s.value.is_float and rng.random() < 0.5 else s
+        for s in program.steps
+    ]
+    return replace(program, steps=tuple(steps))
 
 
 def _grow_alone(b: ProgramBuilder, fragment: Fragment) -> None:

@@ -48,6 +48,8 @@ _CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
+EXP_OF_NEGATIVE_SQUARE = "exp_neg_sq"
+_EXP_OF_NEGATIVE_SQUARE = f"exp_neg_sq at {Path(jax.__file__).parent}{os.sep}"  # how its jaxpr says where it is from
 # What may be replaced by equations that it stands for.
 OPENED = frozenset({*_CALLS, "cond", "gather", "scatter-add", "select_n", "split", "unstack"})
 # Parameters that hold the bodies of primitives with a control flow or a scope of their own.
@@ -218,6 +220,24 @@ def called_jaxpr(eqn: JaxprEqn) -> Jaxpr | None:
     if name in ("remat2", "checkpoint") and params.get("differentiated") and params.get("prevent_cse"):
         return None
     return params[_CALLS[name]]
+
+
+def name_of(eqn: JaxprEqn) -> str:
+    """The name of an equation's primitive, or of the function of JAX's own that it calls and kernels write themselves.
+
+    Since 0.12 JAX computes exp(-x * x), a factor in the gradient of exact GELU, by splitting the bits of x.
+    """
+    name = eqn.primitive.name
+    if name != "custom_jvp_call":
+        return name
+    function = getattr(getattr(eqn.params.get("call_jaxpr"), "debug_info", None), "func_src_info", None) or ""
+    return EXP_OF_NEGATIVE_SQUARE if function.startswith(_EXP_OF_NEGATIVE_SQUARE) else name
+
+
+def meaning(eqn: JaxprEqn) -> tuple[str, Mapping[str, Any]]:
+    """What an equation does to its operands: a name, and parameters unless the name says all."""
+    name = name_of(eqn)
+    return name, {} if name == EXP_OF_NEGATIVE_SQUARE else eqn.params
 
 
 def default_platform() -> str:

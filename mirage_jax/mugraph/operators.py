@@ -29,6 +29,7 @@ from mirage_jax.mugraph.graph import Attr, Axis
 ONE, ZERO = Fraction(1), Fraction(0)
 type Meaning = Callable[..., Any]  # (domain, *values, **attributes) -> value
 type Axes = tuple[Axis, ...]
+type Steps = tuple[tuple[str, str], ...]  # variables of a Triton expression, in order: `steep` is read as {steep}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class OpDef:
     required: tuple[str, ...] = ()  # attributes that may not
     flops: float = 1.0  # per element of the iteration space (result axes and reduced axes)
     triton: str = ""  # f32 tile expression over {0}, {1}, ..; "" where the emitter owns the operator (dot, sum, ...)
+    steps: Steps = ()
     pointwise: bool = True
     summary: str = ""
 
@@ -66,6 +68,7 @@ class Function:
     arity: int = 1
     flops: float = 4.0
     range: Interval | Callable[..., Interval] = _anything  # of its finite values; may depend on the arguments' ranges
+    steps: Steps = ()
 
 
 def _special(name: str) -> Callable[..., Any]:
@@ -105,6 +108,66 @@ ERFC = (
     "tl.where(tl.abs({0}) < 1.0, 1.0 - tl.erf({0}), tl.where({0} < 0.0, 2.0, 0.0) + tl.where({0} < 0.0, -1.0, 1.0) "
     f"* tl.where(tl.abs({{0}}) > 10.0, 0.0, tl.exp(-({{0}} * {{0}})) * (({_OVER}) / ({_UNDER}))))"
 )
+
+# by its series where exponentials cancel; no exponential is infinite before the result is
+SINH = (
+    "tl.where(tl.abs({0}) < 1.0, {0} * (1.0 + {0} * {0} / 6.0 * (1.0 + {0} * {0} / 20.0 * (1.0 + {0} * {0} / 42.0 "
+    f"* (1.0 + {{0}} * {{0}} / 72.0)))), tl.exp({{0}} - {exact.LN2!r}) - tl.exp(-{{0}} - {exact.LN2!r}))"
+)
+
+# log(|x| + sqrt(x * x + 1)) and log(x + sqrt(x * x - 1)), without losing small results or a square that is infinite
+ASINH_STEPS = (
+    ("size", "tl.abs({0})"),
+    ("near", "{size} + {0} * {0} / (1.0 + tl.sqrt(1.0 + {0} * {0}))"),
+    ("near", LOG1P.replace("{0}", "{near}")),
+    ("size", f"tl.where({{size}} > {exact.LARGE!r}, tl.log({{size}}) + {exact.LN2!r}, {{near}})"),
+)
+ASINH = "tl.where({0} < 0.0, {size} * -1.0, tl.where({0} == 0.0, {0}, {size}))"
+ACOSH_STEPS = (("above", "{0} - 1.0"), ("near", "{above} + tl.sqrt({above}) * tl.sqrt({0} + 1.0)"))
+ACOSH = f"tl.where({{0}} > {exact.LARGE!r}, tl.log({{0}}) + {exact.LN2!r}, {LOG1P.replace('{0}', '{near}')})"
+
+# atan(t) = t + t^3 p(t^2) for a small slope t
+_TAIL = reduce(lambda tail, c: f"({tail}) * {{square}} + {c!r}", exact.ATAN[1:], repr(exact.ATAN[0]))
+SQUARE, ATAN_SERIES = ("square", "{slope} * {slope}"), f"{{slope}} + {{slope}} * {{square}} * ({_TAIL})"
+ATAN_STEPS = (
+    ("sign", "tl.where({slope} < 0.0, -1.0, 1.0)"),
+    ("size", "tl.abs({slope})"),
+    ("is_steep", f"{{size}} > {exact.DIAGONAL_END!r}"),
+    ("is_diagonal", f"{{size}} > {exact.SERIES_END!r}"),
+    (
+        "turn",
+        f"{{sign}} * tl.where({{is_steep}}, {exact.QUARTER_TURN!r}, "
+        f"tl.where({{is_diagonal}}, {exact.EIGHTH_TURN!r}, 0.0))",
+    ),
+    ("near", "tl.where({is_diagonal}, ({slope} - {sign}) / ({size} + 1.0), {slope})"),
+    ("slope", "tl.where({is_steep}, -1.0 / {slope}, {near})"),
+    SQUARE,
+)
+ATAN = f"{{turn}} + ({ATAN_SERIES})"
+ATAN2_STEPS = (
+    ("rise", "tl.abs({0})"),
+    ("run", "tl.abs({1})"),
+    ("is_steep", "{rise} > {run}"),
+    ("slope", "tl.where({is_steep}, {run} / {rise}, {rise} / {run})"),
+    ("slope", "tl.where({rise} == {run}, tl.where({rise} == 0.0, 0.0, 1.0), {slope})"),
+    ("is_diagonal", f"{{slope}} > {exact.SERIES_END!r}"),
+    ("slope", "tl.where({is_diagonal}, ({slope} - 1.0) / ({slope} + 1.0), {slope})"),
+    SQUARE,
+    ("angle", f"tl.where({{is_diagonal}}, {exact.EIGHTH_TURN!r}, 0.0) + ({ATAN_SERIES})"),
+    ("angle", f"tl.where({{is_steep}}, {exact.QUARTER_TURN!r} - {{angle}}, {{angle}})"),
+    ("angle", f"tl.where(({{1}} < 0.0) | (1.0 / {{1}} < 0.0), {exact.HALF_TURN!r} - {{angle}}, {{angle}})"),
+)
+ATAN2 = "tl.where(({0} < 0.0) | (1.0 / {0} < 0.0), {angle} * -1.0, {angle})"
+
+# exp(y log |x|), with the sign of x if y is odd; NaN where x is below zero and y no whole number
+POWER_STEPS = (
+    ("size", "tl.abs({0})"),
+    ("power", "tl.where(({size} == 1.0) | ({1} == 0.0), 1.0, tl.exp({1} * tl.log({size})))"),
+    ("is_whole", "tl.floor({1}) == {1}"),
+    ("is_odd", "{is_whole} & (2.0 * tl.floor({1} * 0.5) != {1})"),
+    ("power", "tl.where((({0} < 0.0) | (1.0 / {0} < 0.0)) & {is_odd}, {power} * -1.0, {power})"),
+)
+POWER = "tl.where(({0} < 0.0) & ({is_whole} == 0) & ({size} < float('inf')), float('nan'), {power})"
 
 # the nearest whole number, of two the even one; no sum here rounds, and zero keeps its sign
 NEAREST = (
@@ -157,6 +220,27 @@ _FUNCTIONS = (
         "fraction", lambda xp, x: x - xp.floor(x), lambda x: exact.subtract(x, exact.floor(x)), "({0} - tl.floor({0}))",
         flops=2, range=UNIT,
     ),
+    Function("sinh", lambda xp, x: xp.sinh(x), exact.sinh, SINH, flops=12),
+    Function("asinh", lambda xp, x: xp.arcsinh(x), exact.asinh, ASINH, flops=16, steps=ASINH_STEPS),
+    Function(
+        "acosh", lambda xp, x: xp.arccosh(x), exact.acosh, ACOSH, flops=16, range=(0.0, math.inf), steps=ACOSH_STEPS
+    ),
+    Function(
+        "atan", lambda xp, x: xp.arctan(x), exact.atan, ATAN, flops=24, range=(-1.6, 1.6),
+        steps=(("slope", "{0}"), *ATAN_STEPS),
+    ),
+    Function(
+        "asin", lambda xp, x: xp.arcsin(x), exact.asin, ATAN, flops=30, range=(-1.6, 1.6),
+        steps=(("slope", "{0} / tl.sqrt((1.0 - {0}) * (1.0 + {0}))"), *ATAN_STEPS),
+    ),
+    Function(
+        "acos", lambda xp, x: xp.arccos(x), exact.acos, f"2.0 * ({ATAN})", flops=30, range=(0.0, 3.2),
+        steps=(("slope", "tl.sqrt((1.0 - {0}) / (1.0 + {0}))"), *ATAN_STEPS),
+    ),
+    Function(
+        "atan2", lambda xp, y, x: xp.arctan2(y, x), exact.atan2, ATAN2, 2, 36, (-3.2, 3.2), ATAN2_STEPS
+    ),
+    Function("power", lambda xp, x, y: xp.power(x, y), exact.raised, POWER, 2, 16, steps=POWER_STEPS),
     Function("sin", lambda xp, x: xp.sin(x), exact.sin, "tl.sin({0})", range=SIGNED),
     Function("cos", lambda xp, x: xp.cos(x), exact.cos, "tl.cos({0})", range=SIGNED),
     Function(
@@ -265,7 +349,15 @@ def _opaque(f: Function) -> OpDef:
 
     defaults: dict[str, Attr] = {"scale": ONE, "offset": ZERO} if f.arity == 1 else {}
     return OpDef(
-        f.name, f.arity, _pointwise, _meaning, defaults, flops=f.flops, triton=f.triton, summary="uninterpreted"
+        f.name,
+        f.arity,
+        _pointwise,
+        _meaning,
+        defaults,
+        flops=f.flops,
+        triton=f.triton,
+        steps=f.steps,
+        summary="uninterpreted",
     )
 
 

@@ -37,7 +37,7 @@ LEFT_OUT = {
     "exp": (lambda x: jnp.exp(x), Code.NO_HEAVY_OP),
     "rev": (lambda x: x[::-1] @ W, Code.UNSUPPORTED_PRIMITIVE),
     "div": (lambda x: (x / 0.0) @ W, Code.NON_FINITE),
-    "pow": (lambda x: (x**0.3) @ W, Code.PARAMETERS),
+    "pow": (lambda x: (x ** (x + 1)) @ W, Code.NON_FINITE),
     "debug_print": (lambda x: (jax.debug.print("{}", x[0, 0]), x @ W)[1], Code.EFFECT),
     "scan": (lambda x: jax.lax.scan(lambda c, _: (c @ W, None), x, length=3)[0], Code.CONTROL_FLOW),
     "broadcast_in_dim": (lambda x: x[:0] @ W, Code.ZERO_SIZE),

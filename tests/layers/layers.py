@@ -185,9 +185,6 @@ INT4 = (INT8 // 16).astype(jnp.int4)
 SCALE, SCALES = jnp.full((48,), 0.01, "bfloat16"), jnp.full((4, 48), 0.01, "bfloat16")
 STATE = ADAMW.init(PARAMETERS)
 CAST = ("convert_element_type",)
-IS_SPLIT = "polynomial" in str(jax.make_jaxpr(jax.grad(jax.lax.erfc))(1.0))  # exp(-x * x), in newer versions of JAX
-SPLIT = ("bitcast_convert_type", "and", "polynomial") if IS_SPLIT else ()
-
 NAN = ("squeeze", "ge", "lt", "and", "select_n")  # in place of what is picked out of range: XLA puts it in
 
 LAYERS: dict[str, Layer] = {
@@ -218,12 +215,7 @@ LAYERS: dict[str, Layer] = {
     "standardize": Layer(lambda x, w: jax.nn.standardize(x) @ w, (X, W), gradients=2),
     "swiglu": Layer(gated(jax.nn.silu), (X, W, V, BACK)),
     "geglu": Layer(gated(jax.nn.gelu), (X, W, V, BACK)),
-    "exact geglu": Layer(
-        gated(lambda x: jax.nn.gelu(x, approximate=False)),
-        (X, W, V, BACK),
-        gradients=1 + IS_SPLIT,
-        outside_gradient=SPLIT,
-    ),
+    "exact geglu": Layer(gated(lambda x: jax.nn.gelu(x, approximate=False)), (X, W, V, BACK)),
     "relu mlp": Layer(lambda x, w, v: jax.nn.relu(x @ w) @ v, (X, W, BACK)),
     "elu mlp": Layer(lambda x, w, v: jax.nn.elu(x @ w) @ v, (X, W, BACK)),
     "softplus mlp": Layer(lambda x, w, v: jax.nn.softplus(x @ w) @ v, (X, W, BACK)),

@@ -219,14 +219,17 @@ def test_no_step_before_the_second_loop() -> None:
     assert np.isfinite(have).all() and have[-1] == 0.0
 
 
-def pointwise(function: str) -> tuple[KernelGraph, Schedule]:
-    """A kernel that computes a function of 1,024 numbers."""
+def pointwise(function: str, arity: int = 1) -> tuple[KernelGraph, Schedule]:
+    """A kernel that computes a function of 1,024 numbers, or of as many pairs."""
+    inputs, loads = "input X: f32[i]", "%x = load X[i]"
+    if arity == 2:
+        inputs, loads = f"{inputs}\n      input Z: f32[i]", f"{loads}\n        %z = load Z[i]"
     graph = parse(f"""mugraph {{
       extents i=1024
-      input X: f32[i]
+      {inputs}
       kernel a grid(i) {{
-        %x = load X[i]
-        %y[i] = {function} %x
+        {loads}
+        %y[i] = {function} %x{" %z" if arity == 2 else ""}
         store Y: f32[i] = %y
       }}
       output Y
@@ -234,7 +237,7 @@ def pointwise(function: str) -> tuple[KernelGraph, Schedule]:
     return graph, Schedule((KernelSchedule((("i", 1024),)),))
 
 
-@pytest.mark.parametrize("function", ["tanh", "expm1", "log1p", "erf", "sin"])
+@pytest.mark.parametrize("function", ["tanh", "expm1", "log1p", "erf", "sin", "sinh", "asinh", "atan", "asin"])
 def test_small_numbers_keep_their_digits(function: str) -> None:
     """Near 0 these are about their argument: an error of half a unit of 1 is all of it."""
     graph, schedule = pointwise(function)
@@ -296,14 +299,55 @@ STRANGE = [np.inf, -np.inf, np.nan, 1e30, -1e30, 0.0]
         ("exp", [np.inf, 0, np.nan, np.inf, 0, 1]),
         ("exp{scale=-2}", [0, np.inf, np.nan, 0, np.inf, 1]),
         ("logistic", [1, 0, np.nan, 1, 0, 0.5]),
+        ("sinh", [np.inf, -np.inf, np.nan, np.inf, -np.inf, 0]),
+        ("asinh", [np.inf, -np.inf, np.nan, 69.7707, -69.7707, 0]),
+        ("acosh", [np.inf, np.nan, np.nan, 69.7707, np.nan, np.nan]),
+        ("atan", [np.pi / 2, -np.pi / 2, np.nan, np.pi / 2, -np.pi / 2, 0]),
+        ("asin", [np.nan, np.nan, np.nan, np.nan, np.nan, 0]),
+        ("acos", [np.nan, np.nan, np.nan, np.nan, np.nan, np.pi / 2]),
     ],
 )
 def test_functions_of_strange_numbers(function: str, wanted: list[float]) -> None:
     (have,) = interpret(*pointwise(function), [np.resize(np.float32(STRANGE), 1024)])
-    np.testing.assert_array_equal(have[:6], np.float32(wanted))
+    np.testing.assert_allclose(have[:6], wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("function", ["log1p", "expm1", "tanh", "erfc", "logistic", "exp", "inner_exp"])
+SIDES = np.float32([np.inf, -np.inf, np.nan, 1e30, -1e30, 0, -0.0, 1, -1, 2, -2, 3, -3, 0.5, -0.5, 2.5, -2.5, 1e-30])
+
+
+@pytest.mark.parametrize(("function", "error"), [("atan2", 2e-7), ("power", 2e-5)])
+def test_functions_of_two_strange_numbers(function: str, error: float) -> None:
+    """Zeros have signs, a power of 0 or of what is no number is 1, and no other power of a negative number is one but
+    a whole one."""
+    x, y = (np.resize(a, 1024) for a in (np.repeat(SIDES, len(SIDES)), np.tile(SIDES, len(SIDES))))
+    graph, schedule = pointwise(function, 2)
+    assert exact_check(graph, schedule) == ""
+    with np.errstate(all="ignore"):
+        (have,), (want,) = interpret(graph, schedule, [x, y]), evaluate.run(graph, [x.astype(float), y.astype(float)])
+        want = np.float32(want)
+    np.testing.assert_allclose(have, want, rtol=error)
+    numbers = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(have[numbers]), np.signbit(want[numbers]))
+
+
+@pytest.mark.parametrize(
+    ("function", "lowest", "highest"),
+    [("sinh", -80, 80), ("asinh", -9, 9), ("acosh", 1, 9), ("atan", -5, 5), ("asin", -1, 1), ("acos", -1, 1)],
+)
+def test_functions_keep_float32s_digits(function: str, lowest: float, highest: float) -> None:
+    graph, schedule = pointwise(function)
+    x = np.float32(np.linspace(lowest, highest, 1024))
+    (have,), (want,) = interpret(graph, schedule, [x]), evaluate.run(graph, [x.astype(np.float64)])
+    np.testing.assert_allclose(have, want, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *("log1p", "expm1", "tanh", "erfc", "logistic", "exp", "inner_exp"),
+        *("sinh", "asinh", "acosh", "atan", "asin", "acos"),
+    ],
+)
 def test_numbers_with_a_residue_of_zero(function: str) -> None:
     """Of exact numbers one residue may be 0 and the other not: no division by it is a wrong kernel."""
     graph, schedule = pointwise(function)

@@ -456,8 +456,10 @@ def test_every_function_of_the_table_has_text_that_runs() -> None:
         g = graph([f32(n, "i") for n in names], [b], "Y", {"i": 40})
         rng = np.random.default_rng(0)
         xs = [rng.standard_normal(40).round(1).astype(np.float32) for _ in names]
-        if f.name in ("log", "log1p"):
+        if f.name in ("log", "log1p", "power"):
             xs = [np.abs(x) + np.float32(1e-3) for x in xs]
+        if f.name in ("asin", "acos", "acosh"):
+            xs = [np.tanh(x) if f.name != "acosh" else 1 + np.abs(x) for x in xs]
         sizes = schedule({"i": 16})
         (y,) = interpret(g, sizes, xs)
         assert compile_for(sources(g, sizes)[0], 90).fits

@@ -193,6 +193,8 @@ _RULES: dict[str, Callable[[FlatEqn, Sequence[Division], Division], bool]] = {
     "reduce_sum": _reduce,
     "reduce_max": _reduce,
     "reduce_min": _reduce,
+    "reduce_or": _reduce,
+    "reduce_and": _reduce,
     "dot_general": _product,
     "iota": _counts,
     **dict.fromkeys(rules.SLICING_PRIMITIVES, _divides_nothing),

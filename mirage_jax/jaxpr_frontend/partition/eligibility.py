@@ -42,9 +42,9 @@ class Eligibility:
         reasons = {n: self.reason(n) for n in range(len(self.eqns)) if n not in self.constants}
         self.reasons = {n: reason for n, reason in reasons.items() if reason is not None}
         self.reasons |= {n: DISABLED for n in reasons if self.eqns[n].is_disabled}
-        without_literal = dict(_without_literal(self))
-        self.constants.difference_update(without_literal)
-        self.reasons |= without_literal
+        of_constants = _powers_of_constants(self)
+        self.constants.difference_update(of_constants)
+        self.reasons |= of_constants
         for find in (_around_gathers, _indices, _between_products, _mask_factors):
             self.reasons |= find(self)
         self.masks = _find_masks(self)
@@ -213,14 +213,11 @@ def _reason_of_type(aval: Any) -> Reason | None:
     return None
 
 
-def _without_literal(e: Eligibility) -> Iterator[tuple[int, Reason]]:
-    """Equations with an operand that would have to be a literal."""
-    for n, eqn in enumerate(e.eqns):
-        if eqn.primitive in rules.NEEDS_LITERAL and n not in e.reasons:
-            position, why = rules.NEEDS_LITERAL[eqn.primitive]
-            operand = eqn.inputs[position]
-            if isinstance(operand, int) and not e.is_literal(operand):
-                yield n, (Code.PARAMETERS, why)
+def _powers_of_constants(e: Eligibility) -> dict[int, Reason]:
+    """Powers such as 10,000 ** (i / n) for all i, which XLA computes once, and more precisely than kernels do."""
+    reason = Code.PARAMETERS, "a power of constants that is not one number"
+    powers = (n for n in e.constants if e.eqns[n].primitive == "pow")
+    return {n: reason for n in powers if isinstance(y := e.eqns[n].inputs[1], int) and not e.is_literal(y)}
 
 
 def _around_gathers(e: Eligibility) -> dict[int, Reason]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context, has_effects
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram
 
@@ -76,7 +77,8 @@ def surroundings(program: FlatProgram, kinds: Sequence[Hashable]) -> list[int]:
 def _key(eqn: JaxprEqn) -> Hashable:
     inputs = tuple([_literal(v) if isinstance(v, Literal) else v.aval for v in eqn.invars])
     outputs = tuple([v.aval for v in eqn.outvars])
-    return eqn.primitive.name, tuple(eqn.params.items()), inputs, outputs, has_context(eqn), has_effects(eqn)
+    name, params = jax_compat.meaning(eqn)
+    return name, tuple(params.items()), inputs, outputs, has_context(eqn), has_effects(eqn)
 
 
 def _literal(literal: Any) -> Hashable:
@@ -124,6 +126,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def _described(eqn: JaxprEqn) -> str:
     """Primitive, parameters and types of an equation as text."""
-    params: Mapping[str, Any] = eqn.params
+    name, params = jax_compat.meaning(eqn)
     types = [(str(v.aval), getattr(v.aval, "weak_type", False)) for v in (*eqn.invars, *eqn.outvars)]
-    return repr((eqn.primitive.name, [(k, str(params[k])) for k in sorted(params)], types))
+    return repr((name, [(k, str(params[k])) for k in sorted(params)], types))

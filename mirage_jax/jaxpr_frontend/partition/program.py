@@ -38,7 +38,7 @@ class FlatEqn:
 
     def __post_init__(self) -> None:
         self.reads = tuple([a for a in self.inputs if isinstance(a, int)])
-        self.primitive = self.eqn.primitive.name
+        self.primitive = jax_compat.name_of(self.eqn)
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -205,7 +205,7 @@ class _Flattener:
             self.constants[number] = value
         for eqn in jaxpr.eqns:
             operands = tuple([v if isinstance(v, Literal) else env[v] for v in eqn.invars])
-            add = self.opened if eqn.primitive.name in jax_compat.OPENED else self.whole
+            add = self.opened if jax_compat.name_of(eqn) in jax_compat.OPENED else self.whole
             env.update(zip(eqn.outvars, add(eqn, operands, calls), strict=True))
         return tuple(v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars)
 

@@ -102,6 +102,7 @@ class InputSlice:
     sizes: tuple[int, ...]
 
 
+MAX_EXPONENT = 8  # of a power that proofs take apart
 NONNEGATIVE_OPERATORS = frozenset({"exp", "abs", "logistic"})
 NONNEGATIVE_DTYPES = frozenset({"bool", "u8"})
 SIGN_KEEPING_OPERATORS = frozenset({"add", "affine", "sum", "max", "mul", "dot", "div", "maximum", "minimum"})
@@ -416,9 +417,9 @@ class NodeBuilder:
         """Make ``x ** exponent``.
 
         Raises:
-            NotExpressible: the exponent is not a multiple of 1/2 between -8 and 8.
+            NotExpressible: the exponent is not a multiple of 1/2, or beyond `MAX_EXPONENT`.
         """
-        if exponent.denominator not in (1, 2) or abs(exponent) > 8:
+        if exponent.denominator not in (1, 2) or abs(exponent) > MAX_EXPONENT:
             raise NotExpressible(Code.PARAMETERS, f"the exponent {exponent} is not a small multiple of 1/2")
         if exponent == 0:
             return self.constant(ONE, dtype, x.dims)

@@ -20,14 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import convolutions, gathers, integers
-from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder
+from mirage_jax.jaxpr_frontend.translate.builder import MAX_EXPONENT, AxisValue, NodeBuilder
 from mirage_jax.jaxpr_frontend.translate.slicing import concatenated, sliced
 from mirage_jax.mugraph.dtypes import DTYPES, FLOATS, SIXTEEN_BIT_FLOATS, lowest, numpy_dtype
-
-# Operands that must be literals, by position, and what is said where they are not.
-NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
 
 SHORT_NAMES = {dtype.long_name: name for name, dtype in DTYPES.items() if dtype.in_programs}
 PRODUCT_PRIMITIVES = frozenset({"dot_general", "conv_general_dilated"})
@@ -379,11 +377,26 @@ def _integer_pow(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
 @rule("pow")
 def _pow(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
     _needs_float(out, "a power")
-    if not y.is_constant:
-        raise NotExpressible(Code.PARAMETERS, NEEDS_LITERAL["pow"][1])
+    if not y.is_constant or y.offset.denominator not in (1, 2) or abs(y.offset) > MAX_EXPONENT:
+        return _power(b, out, x, y)
     if y.offset.denominator == 2 and not b.is_nonnegative(x):
         raise NotExpressible(Code.NON_FINITE, f"a power {y.offset} of what may be -inf, which a root makes NaN")
     return b.power(b.widened(x, y), y.offset, out.dtype)
+
+
+def _power(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    """A power with an exponent that is data, or no small multiple of a half."""
+    if y.dtype not in FLOATS or y.special is not None:
+        raise NotExpressible(Code.PARAMETERS, f"an exponent of type {y.dtype}")
+    if not (y.is_constant or b.is_nonnegative(x)):
+        _refuse_computed(b, y)
+    return b.plain("power", (x, y), out.dtype)
+
+
+def _refuse_computed(b: NodeBuilder, y: AxisValue) -> None:
+    """Of a negative number only a whole exponent gives a power: none may be made in an order of the kernel's own."""
+    if not (y.scale == 1 and y.offset == 0 and _is_chosen(b, y)):
+        raise NotExpressible(Code.NON_FINITE, "a power of what may be negative, with an exponent that is computed")
 
 
 def _function(op: str, b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
@@ -395,8 +408,46 @@ def _function(op: str, b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisV
     return b.unary(op, x, out.dtype)
 
 
-for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin", "cos", "abs", "sign", "floor"):
+for _name in (
+    *("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin", "cos", "abs", "sign", "floor"),
+    *("sinh", "asinh", "acosh", "atan", "asin", "acos"),
+):
     rule(_name)(functools.partial(_function, _name))
+
+
+@rule("cosh")
+def _cosh(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    """The halves of two exponentials: the whole ones may be infinite where their mean is not."""
+    _needs_float(out, "cosh")
+    up, down = (b.unary("exp", b.scaled(x, Fraction(sign), -LN2), out.dtype) for sign in (1, -1))
+    return b.add(up, down, out.dtype)
+
+
+@rule("atanh")
+def _atanh(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    up, down = (_function("log1p", b, out, y) for y in (x, b.scaled(x, MINUS_ONE)))
+    return b.scaled(b.add(up, down, out.dtype, sign=MINUS_ONE), Fraction(1, 2))
+
+
+@rule("atan2")
+def _atan2(b: NodeBuilder, out: EquationInfo, y: AxisValue, x: AxisValue) -> AxisValue:
+    _needs_float(out, "atan2")
+    return b.plain("atan2", (y, x), out.dtype)
+
+
+@rule(jax_compat.EXP_OF_NEGATIVE_SQUARE)
+def _exp_of_negative_square(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.unary("exp", b.scaled(b.mul(x, x, out.dtype), MINUS_ONE), out.dtype)
+
+
+@rule("polynomial")
+def _polynomial(b: NodeBuilder, out: EquationInfo, x: AxisValue, *coefficients: AxisValue) -> AxisValue:
+    """By Horner's rule; coefficients of the lowest powers come first."""
+    _needs_float(out, "a polynomial")
+    *lower, total = coefficients
+    for c in reversed(lower):
+        total = b.add(b.mul(total, x, out.dtype), c, out.dtype)
+    return b.widened(total, x)
 
 
 @rule("ceil")
@@ -581,6 +632,12 @@ def _not(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     return b.negated(x)
 
 
+@rule("xor", light=True)
+def _xor(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    _needs_bool(out, "xor", x)
+    return b.negated(b.plain("eq", (x, y), out.dtype))
+
+
 def _needs_bool(out: EquationInfo, op: str, x: AxisValue) -> None:
     if out.dtype != "bool":
         raise NotExpressible(Code.DTYPE, f"bitwise {op} of {x.dtype}")
@@ -654,6 +711,16 @@ def _reduce_min(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     _needs_float(out, "a minimum")
     over, dims = _reduced(b, x, out.params["axes"])
     return b.scaled(b.maximum(b.scaled(x, MINUS_ONE), over, dims, out.dtype), MINUS_ONE)
+
+
+@rule("reduce_or")
+def _reduce_or(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.maximum(x, *_reduced(b, x, out.params["axes"]), out.dtype)
+
+
+@rule("reduce_and")
+def _reduce_and(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.negated(_reduce_or(b, out, b.negated(x)))
 
 
 def _over_windows(reduce: Rule, b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:

@@ -376,6 +376,104 @@ def erfc(x: Numbers) -> Numbers:
     return choose(less(size, ONE), subtract(ONE, erf(x)), far)
 
 
+# as float32 has them
+LN2, EIGHTH_TURN, QUARTER_TURN, HALF_TURN = (
+    0.6931471824645996,
+    0.7853981852531433,
+    1.5707963705062866,
+    3.1415927410125732,
+)
+SERIES_END, DIAGONAL_END = 0.4142135679721832, 2.4142136573791504  # tan(pi / 8), tan(3 pi / 8)
+LARGE = 1e8  # from where x * x + 1 is x * x in float32
+# (atan(t) / t - 1) / t^2 for |t| below tan(pi / 8), to 1e-9, highest powers of t^2 first; float32 holds them exactly
+ATAN = (-0.0688045397400856, 0.10885743796825409, -0.1427779644727707, 0.1999991536140442, -0.3333333432674408)
+
+
+def sinh(x: Numbers) -> Numbers:
+    """Half the difference of two exponentials; a series where they cancel, as kernels write it."""
+    square, series, two = multiply(x, x), ONE, constant(Fraction(LN2))
+    for n in (72, 42, 20, 6):
+        series = add(ONE, multiply(divide(square, integers(n)), series))
+    by_exp = subtract(exp(subtract(x, two)), exp(subtract(negative(x), two)))
+    return choose(less(absolute(x), ONE), multiply(x, series), by_exp)
+
+
+def asinh(x: Numbers) -> Numbers:
+    """log(|x| + sqrt(x * x + 1)) with the sign of x, as kernels write it."""
+    size, square = absolute(x), multiply(x, x)
+    near = log1p(add(size, divide(square, add(ONE, sqrt(add(ONE, square))))))
+    out = choose(less(constant(Fraction(LARGE)), size), add(log(size), constant(Fraction(LN2))), near)
+    return choose(less(x, ZERO), negative(out), choose(is_zero(x), x, out))
+
+
+def acosh(x: Numbers) -> Numbers:
+    """log(x + sqrt(x * x - 1)), as kernels write it."""
+    above = subtract(x, ONE)
+    near = log1p(add(above, multiply(sqrt(above), sqrt(add(x, ONE)))))
+    return choose(less(constant(Fraction(LARGE)), x), add(log(x), constant(Fraction(LN2))), near)
+
+
+def _atan_series(t: Numbers) -> Numbers:
+    square, series = multiply(t, t), constant(Fraction(ATAN[0]))
+    for c in ATAN[1:]:
+        series = add(multiply(series, square), constant(Fraction(c)))
+    return add(t, multiply(multiply(t, square), series))
+
+
+def atan(x: Numbers) -> Numbers:
+    """The arc tangent: a series of a small slope, and up to a quarter of a turn, as kernels write it."""
+    sign, size = choose(less(x, ZERO), negative(ONE), ONE), absolute(x)
+    is_steep = less(constant(Fraction(DIAGONAL_END)), size)
+    is_diagonal = less(constant(Fraction(SERIES_END)), size)
+    slope = choose(is_diagonal, divide(subtract(x, sign), add(size, ONE)), x)
+    slope = choose(is_steep, divide(negative(ONE), x), slope)
+    turn = choose(is_diagonal, constant(Fraction(EIGHTH_TURN)), ZERO)
+    turn = choose(is_steep, constant(Fraction(QUARTER_TURN)), turn)
+    return add(multiply(sign, turn), _atan_series(slope))
+
+
+def asin(x: Numbers) -> Numbers:
+    """The arc tangent of x / sqrt(1 - x * x)."""
+    return atan(divide(x, sqrt(multiply(subtract(ONE, x), add(ONE, x)))))
+
+
+def acos(x: Numbers) -> Numbers:
+    """Twice the arc tangent of sqrt((1 - x) / (1 + x))."""
+    return multiply(add(ONE, ONE), atan(sqrt(divide(subtract(ONE, x), add(ONE, x)))))
+
+
+def _has_minus(x: Numbers) -> Any:
+    """Whether x is below zero, or the zero that is, as kernels ask for it."""
+    return less(x, ZERO) | less(inverse(x), ZERO)
+
+
+def atan2(y: Numbers, x: Numbers) -> Numbers:
+    """The angle of a point: the smaller coordinate over the larger one is a slope, as kernels write it."""
+    rise, run = absolute(y), absolute(x)
+    is_steep = less(run, rise)
+    slope = choose(is_steep, divide(run, rise), divide(rise, run))
+    slope = choose(equal(rise, run), choose(is_zero(rise), ZERO, ONE), slope)
+    is_diagonal = less(constant(Fraction(SERIES_END)), slope)
+    turn = choose(is_diagonal, constant(Fraction(EIGHTH_TURN)), ZERO)
+    small = choose(is_diagonal, divide(subtract(slope, ONE), add(slope, ONE)), slope)
+    angle = add(turn, _atan_series(small))
+    angle = choose(is_steep, subtract(constant(Fraction(QUARTER_TURN)), angle), angle)
+    angle = choose(_has_minus(x), subtract(constant(Fraction(HALF_TURN)), angle), angle)
+    return choose(_has_minus(y), negative(angle), angle)
+
+
+def raised(x: Numbers, y: Numbers) -> Numbers:
+    """x ** y for any y: exp(y log |x|), with the sign that x has if y is odd, as kernels write it."""
+    size, half = absolute(x), floor(multiply(y, constant(Fraction(1, 2))))
+    is_one = equal(size, ONE) | is_zero(y)
+    out = choose(is_one, ONE, exp(multiply(y, log(size))))
+    is_whole = equal(floor(y), y)
+    is_odd = is_whole & ~equal(add(half, half), y)
+    out = choose(_has_minus(x) & is_odd, negative(out), out)
+    is_unknown = less(x, ZERO) & ~is_whole & less(size, special(math.inf))
+    return choose(is_unknown, special(math.nan), out)
+
+
 def nearest(x: Numbers) -> Numbers:
     """The nearest whole number, of two the even one, as kernels write it."""
     half, down = constant(Fraction(1, 2)), floor(x)

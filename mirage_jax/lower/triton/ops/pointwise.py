@@ -43,8 +43,11 @@ def emit_pointwise(c: Context, op: Op) -> TileVariable:
         texts = [c.affine(op, args[0], dims)]
         if not texts[0].isidentifier() and record.triton != "{0}":
             texts = [c.w.let("scaled", texts[0])]
-    text = record.triton.format(*texts)
-    return c.made(op, _with_precise_exps(c, text) if is_precise(c, op) else text, args)
+    exact_exps = partial(_with_precise_exps, c) if is_precise(c, op) else str
+    names: dict[str, str] = {}
+    for name, step in record.steps:
+        names[name] = c.w.let(name, exact_exps(step.format(*texts, **names)))
+    return c.made(op, exact_exps(record.triton.format(*texts, **names)), args)
 
 
 def _is_int32_load(c: Context, name: str) -> bool:
