@@ -48,8 +48,7 @@ RARE = (
     "jnp.arctan({0})", "jnp.arcsin({0} / (1 + jnp.abs({0})))", "jnp.arccos({0} / (2 + jnp.abs({0})))",
     "jnp.sinh({0} / 4)", "jnp.cosh({0} / 4)", "jnp.arcsinh({0})", "jnp.arccosh(1 + {0} * {0})",
     "jnp.arctanh({0} / (2 + jnp.abs({0})))", "jnp.abs({0}) ** 1.7",
-    "jnp.arctan2({0}, 1 - {0} * {0})",
-    "(1 + jnp.abs({0})) ** jnp.tanh({0})",
+    "jnp.arctan2({0}, 1 - {0} * {0})", "(1 + jnp.abs({0})) ** jnp.tanh({0})",
 )  # fmt: skip
 RARE_BINARY = ("jnp.arctan2({0}, {1})", "(1 + jnp.abs({0})) ** jnp.tanh({1})")
 BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (2 + jnp.abs({1}))", "jnp.maximum({0}, {1})", "{0} + 0.5 * {1}")

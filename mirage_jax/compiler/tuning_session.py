@@ -341,7 +341,7 @@ class TuningSession(RegionOnDevice):
             found = self._times(calls, rounds)
             if again := {name: calls[name] for name in unsure(found)}:
                 seconds = self.sets * sum(found[name].seconds for name in again)
-                if (more := min(MORE_ROUNDS, int(MAX_SECONDS_OF_MORE / seconds))) > rounds:
+                if (more := min(MORE_ROUNDS, int(MAX_SECONDS_OF_MORE / max(seconds, 1e-9)))) > rounds:
                     log.info("timed again in %d rounds: %s", more, ", ".join(again))
                     found |= self._times(again, more)
             return found

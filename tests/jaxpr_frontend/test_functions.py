@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from mirage_jax.jaxpr_frontend.partition.reasons import Code
 from tests.jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, random
@@ -28,7 +29,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "xor": lambda v: jnp.where((v > 0) ^ (v > 0.5), v, -v),
     "reduce_or": lambda v: jnp.where((v > 0.9).any(-1, keepdims=True), v, -v),
     "reduce_and": lambda v: jnp.where((v > -0.9).all(-1, keepdims=True), v, -v),
-    "polynomial": lambda v: jax.lax.erfc(v) * jnp.exp(v),
+    "polynomial": lambda v: lax.erfc(v) * jnp.exp(v),
 }
 
 
@@ -47,6 +48,33 @@ def test_functions_and_gradients_are_in_one_region(name: str) -> None:
         assert len(found.regions) == 1
         assert {x.code for x in found.left_out} <= {Code.NO_HEAVY_OP, Code.RANK0}
         assert_close(optimized(fn, Replacing(max_ops=200))(A, V), fn(A, V), 2e-5)
+
+
+def test_bits_of_integers_are_no_truths() -> None:
+    """The bitwise or of several integers is not the largest."""
+
+    def program(a: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
+        bits = lax.reduce(n, 0, lax.bitwise_or, (1,)) + lax.reduce(n + 4, -1, lax.bitwise_and, (1,))
+        return (a @ v) * bits[:, None]
+
+    n = jnp.arange(8 * 3, dtype="int32").reshape(8, 3)
+    assert_close(optimized(program)(A, V, n), program(A, V, n), 2e-5)
+
+
+@pytest.mark.parametrize("n", [3, 200])
+def test_the_gradient_of_gelu_runs_where_xla_keeps_it(n: int) -> None:
+    """JAX's own function, in an equation that no region takes."""
+
+    def gradient(v: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: jax.nn.gelu(x, approximate=False).sum())(v)
+
+    v = jnp.linspace(-12, 12, n)
+    assert_close(optimized(gradient)(v), gradient(v), 2e-6)
+    assert_close(optimized(jax.vmap(jax.grad(gradient_of_one)))(v), jax.vmap(jax.grad(gradient_of_one))(v), 2e-6)
+
+
+def gradient_of_one(x: jax.Array) -> jax.Array:
+    return jax.grad(lambda x: jax.nn.gelu(x, approximate=False))(x)
 
 
 def test_an_exponent_that_is_data() -> None:

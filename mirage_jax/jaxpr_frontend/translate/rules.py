@@ -715,6 +715,7 @@ def _reduce_min(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
 
 @rule("reduce_or")
 def _reduce_or(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    _needs_bool(out, "or", x)
     return b.maximum(x, *_reduced(b, x, out.params["axes"]), out.dtype)
 
 
