@@ -415,7 +415,7 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "exp_neg_sq": lambda x: np.exp(-x * x),
+    jax_compat.EXP_OF_NEGATIVE_SQUARE: lambda x: np.exp(-x * x),
     "one_minus_square": lambda x: (1 + x) * (1 - x),
     "polynomial": lambda x, *coefficients: sum(c * x**n for n, c in enumerate(coefficients)),
     **dict.fromkeys(("stop_gradient", "copy", "copy_p", "name"), lambda x: x),

@@ -116,19 +116,24 @@ SINH = (
 )
 
 # log(|x| + sqrt(x * x + 1)) and log(x + sqrt(x * x - 1)), without losing small results or a square that is infinite
+_LOG_UNLESS_NEAR = (
+    f"tl.where({{size}} > {exact.LARGE!r}, tl.log({{size}}) + {exact.LN2!r}, {LOG1P.replace('{0}', '{near}')})"
+)
 ASINH_STEPS = (
     ("size", "tl.abs({0})"),
     ("near", "{size} + {0} * {0} / (1.0 + tl.sqrt(1.0 + {0} * {0}))"),
-    ("near", LOG1P.replace("{0}", "{near}")),
-    ("size", f"tl.where({{size}} > {exact.LARGE!r}, tl.log({{size}}) + {exact.LN2!r}, {{near}})"),
+    ("size", _LOG_UNLESS_NEAR),
 )
 ASINH = "tl.where({0} < 0.0, {size} * -1.0, tl.where({0} == 0.0, {0}, {size}))"
-ACOSH_STEPS = (("above", "{0} - 1.0"), ("near", "{above} + tl.sqrt({above}) * tl.sqrt({0} + 1.0)"))
-ACOSH = f"tl.where({{0}} > {exact.LARGE!r}, tl.log({{0}}) + {exact.LN2!r}, {LOG1P.replace('{0}', '{near}')})"
+ACOSH_STEPS = (
+    ("size", "{0}"),
+    ("above", "{0} - 1.0"),
+    ("near", "{above} + tl.sqrt({above}) * tl.sqrt({0} + 1.0)"),
+)
+ACOSH = _LOG_UNLESS_NEAR
 
 # atan(t) = t + t^3 p(t^2) for a small slope t
 _TAIL = reduce(lambda tail, c: f"({tail}) * {{square}} + {c!r}", exact.ATAN[1:], repr(exact.ATAN[0]))
-SQUARE, ATAN_SERIES = ("square", "{slope} * {slope}"), f"{{slope}} + {{slope}} * {{square}} * ({_TAIL})"
 ATAN_STEPS = (
     ("sign", "tl.where({slope} < 0.0, -1.0, 1.0)"),
     ("size", "tl.abs({slope})"),
@@ -141,23 +146,23 @@ ATAN_STEPS = (
     ),
     ("near", "tl.where({is_diagonal}, ({slope} - {sign}) / ({size} + 1.0), {slope})"),
     ("slope", "tl.where({is_steep}, -1.0 / {slope}, {near})"),
-    SQUARE,
+    ("square", "{slope} * {slope}"),
 )
-ATAN = f"{{turn}} + ({ATAN_SERIES})"
+ATAN = f"{{turn}} + ({{slope}} + {{slope}} * {{square}} * ({_TAIL}))"
+
+_HAS_MINUS, _SECOND_HAS_MINUS = (f"({{{n}}} < 0.0) | (1.0 / {{{n}}} < 0.0)" for n in (0, 1))  # also of -0
 ATAN2_STEPS = (
     ("rise", "tl.abs({0})"),
     ("run", "tl.abs({1})"),
-    ("is_steep", "{rise} > {run}"),
-    ("slope", "tl.where({is_steep}, {run} / {rise}, {rise} / {run})"),
+    ("is_upright", "{rise} > {run}"),
+    ("slope", "tl.where({is_upright}, {run} / {rise}, {rise} / {run})"),
     ("slope", "tl.where({rise} == {run}, tl.where({rise} == 0.0, 0.0, 1.0), {slope})"),
-    ("is_diagonal", f"{{slope}} > {exact.SERIES_END!r}"),
-    ("slope", "tl.where({is_diagonal}, ({slope} - 1.0) / ({slope} + 1.0), {slope})"),
-    SQUARE,
-    ("angle", f"tl.where({{is_diagonal}}, {exact.EIGHTH_TURN!r}, 0.0) + ({ATAN_SERIES})"),
-    ("angle", f"tl.where({{is_steep}}, {exact.QUARTER_TURN!r} - {{angle}}, {{angle}})"),
-    ("angle", f"tl.where(({{1}} < 0.0) | (1.0 / {{1}} < 0.0), {exact.HALF_TURN!r} - {{angle}}, {{angle}})"),
+    *ATAN_STEPS,
+    ("angle", ATAN),
+    ("angle", f"tl.where({{is_upright}}, {exact.QUARTER_TURN!r} - {{angle}}, {{angle}})"),
+    ("angle", f"tl.where({_SECOND_HAS_MINUS}, {exact.HALF_TURN!r} - {{angle}}, {{angle}})"),
 )
-ATAN2 = "tl.where(({0} < 0.0) | (1.0 / {0} < 0.0), {angle} * -1.0, {angle})"
+ATAN2 = f"tl.where({_HAS_MINUS}, {{angle}} * -1.0, {{angle}})"
 
 # exp(y log |x|), with the sign of x if y is odd; NaN where x is below zero and y no whole number
 POWER_STEPS = (
@@ -165,7 +170,7 @@ POWER_STEPS = (
     ("power", "tl.where(({size} == 1.0) | ({1} == 0.0), 1.0, tl.exp({1} * tl.log({size})))"),
     ("is_whole", "tl.floor({1}) == {1}"),
     ("is_odd", "{is_whole} & (2.0 * tl.floor({1} * 0.5) != {1})"),
-    ("power", "tl.where((({0} < 0.0) | (1.0 / {0} < 0.0)) & {is_odd}, {power} * -1.0, {power})"),
+    ("power", f"tl.where(({_HAS_MINUS}) & {{is_odd}}, {{power}} * -1.0, {{power}})"),
 )
 POWER = "tl.where(({0} < 0.0) & ({is_whole} == 0) & ({size} < float('inf')), float('nan'), {power})"
 
@@ -237,10 +242,8 @@ _FUNCTIONS = (
         "acos", lambda xp, x: xp.arccos(x), exact.acos, f"2.0 * ({ATAN})", flops=30, range=(0.0, 3.2),
         steps=(("slope", "tl.sqrt((1.0 - {0}) / (1.0 + {0}))"), *ATAN_STEPS),
     ),
-    Function(
-        "atan2", lambda xp, y, x: xp.arctan2(y, x), exact.atan2, ATAN2, 2, 36, (-3.2, 3.2), ATAN2_STEPS
-    ),
-    Function("power", lambda xp, x, y: xp.power(x, y), exact.raised, POWER, 2, 16, steps=POWER_STEPS),
+    Function("atan2", lambda xp, y, x: xp.arctan2(y, x), exact.atan2, ATAN2, 2, 36, (-3.2, 3.2), ATAN2_STEPS),
+    Function("power", lambda xp, x, y: xp.power(x, y), exact.real_power, POWER, 2, 16, steps=POWER_STEPS),
     Function("sin", lambda xp, x: xp.sin(x), exact.sin, "tl.sin({0})", range=SIGNED),
     Function("cos", lambda xp, x: xp.cos(x), exact.cos, "tl.cos({0})", range=SIGNED),
     Function(

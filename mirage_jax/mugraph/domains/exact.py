@@ -391,33 +391,29 @@ ATAN = (-0.0688045397400856, 0.10885743796825409, -0.1427779644727707, 0.1999991
 
 def sinh(x: Numbers) -> Numbers:
     """Half the difference of two exponentials; a series where they cancel, as kernels write it."""
-    square, series, two = multiply(x, x), ONE, constant(Fraction(LN2))
+    square, series, ln2 = multiply(x, x), ONE, constant(Fraction(LN2))
     for n in (72, 42, 20, 6):
         series = add(ONE, multiply(divide(square, integers(n)), series))
-    by_exp = subtract(exp(subtract(x, two)), exp(subtract(negative(x), two)))
+    by_exp = subtract(exp(subtract(x, ln2)), exp(subtract(negative(x), ln2)))
     return choose(less(absolute(x), ONE), multiply(x, series), by_exp)
+
+
+def _log_unless_near(size: Numbers, near: Numbers) -> Numbers:
+    """log1p(near), or log(2 size) where the size is large."""
+    return choose(less(constant(Fraction(LARGE)), size), add(log(size), constant(Fraction(LN2))), log1p(near))
 
 
 def asinh(x: Numbers) -> Numbers:
     """log(|x| + sqrt(x * x + 1)) with the sign of x, as kernels write it."""
     size, square = absolute(x), multiply(x, x)
-    near = log1p(add(size, divide(square, add(ONE, sqrt(add(ONE, square))))))
-    out = choose(less(constant(Fraction(LARGE)), size), add(log(size), constant(Fraction(LN2))), near)
+    out = _log_unless_near(size, add(size, divide(square, add(ONE, sqrt(add(ONE, square))))))
     return choose(less(x, ZERO), negative(out), choose(is_zero(x), x, out))
 
 
 def acosh(x: Numbers) -> Numbers:
     """log(x + sqrt(x * x - 1)), as kernels write it."""
     above = subtract(x, ONE)
-    near = log1p(add(above, multiply(sqrt(above), sqrt(add(x, ONE)))))
-    return choose(less(constant(Fraction(LARGE)), x), add(log(x), constant(Fraction(LN2))), near)
-
-
-def _atan_series(t: Numbers) -> Numbers:
-    square, series = multiply(t, t), constant(Fraction(ATAN[0]))
-    for c in ATAN[1:]:
-        series = add(multiply(series, square), constant(Fraction(c)))
-    return add(t, multiply(multiply(t, square), series))
+    return _log_unless_near(x, add(above, multiply(sqrt(above), sqrt(add(x, ONE)))))
 
 
 def atan(x: Numbers) -> Numbers:
@@ -429,7 +425,10 @@ def atan(x: Numbers) -> Numbers:
     slope = choose(is_steep, divide(negative(ONE), x), slope)
     turn = choose(is_diagonal, constant(Fraction(EIGHTH_TURN)), ZERO)
     turn = choose(is_steep, constant(Fraction(QUARTER_TURN)), turn)
-    return add(multiply(sign, turn), _atan_series(slope))
+    square, series = multiply(slope, slope), constant(Fraction(ATAN[0]))
+    for c in ATAN[1:]:
+        series = add(multiply(series, square), constant(Fraction(c)))
+    return add(multiply(sign, turn), add(slope, multiply(multiply(slope, square), series)))
 
 
 def asin(x: Numbers) -> Numbers:
@@ -450,19 +449,15 @@ def _has_minus(x: Numbers) -> Any:
 def atan2(y: Numbers, x: Numbers) -> Numbers:
     """The angle of a point: the smaller coordinate over the larger one is a slope, as kernels write it."""
     rise, run = absolute(y), absolute(x)
-    is_steep = less(run, rise)
-    slope = choose(is_steep, divide(run, rise), divide(rise, run))
-    slope = choose(equal(rise, run), choose(is_zero(rise), ZERO, ONE), slope)
-    is_diagonal = less(constant(Fraction(SERIES_END)), slope)
-    turn = choose(is_diagonal, constant(Fraction(EIGHTH_TURN)), ZERO)
-    small = choose(is_diagonal, divide(subtract(slope, ONE), add(slope, ONE)), slope)
-    angle = add(turn, _atan_series(small))
-    angle = choose(is_steep, subtract(constant(Fraction(QUARTER_TURN)), angle), angle)
+    is_upright = less(run, rise)
+    slope = choose(is_upright, divide(run, rise), divide(rise, run))
+    angle = atan(choose(equal(rise, run), choose(is_zero(rise), ZERO, ONE), slope))
+    angle = choose(is_upright, subtract(constant(Fraction(QUARTER_TURN)), angle), angle)
     angle = choose(_has_minus(x), subtract(constant(Fraction(HALF_TURN)), angle), angle)
     return choose(_has_minus(y), negative(angle), angle)
 
 
-def raised(x: Numbers, y: Numbers) -> Numbers:
+def real_power(x: Numbers, y: Numbers) -> Numbers:
     """x ** y for any y: exp(y log |x|), with the sign that x has if y is odd, as kernels write it."""
     size, half = absolute(x), floor(multiply(y, constant(Fraction(1, 2))))
     is_one = equal(size, ONE) | is_zero(y)
