@@ -35,6 +35,39 @@ def test_an_error_ends_all_at_once() -> None:
     assert sorted(begun) == [0, 1]
 
 
+class Swallows:
+    """Swallows the interrupt of the thread that frees it, as a callback of the garbage collector may."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        self.begun = begun
+
+    def __del__(self) -> None:
+        self.begun.set()
+        while True:  # until the interrupt, which Python ignores here
+            time.sleep(0.01)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_was_swallowed_is_repeated(monkeypatch) -> None:
+    monkeypatch.setattr(interruptible, "REPEAT_SECONDS", 0.1)
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(n: int) -> None:
+        if n == 1:
+            begun.wait(30)
+            raise ValueError("no")
+        try:
+            Swallows(begun)
+            while True:
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    with pytest.raises(ValueError, match="no"):
+        spread(work, range(2), 2)
+    assert ended.wait(30)
+
+
 SCRIPT = """
 import threading, time
 from mirage_jax import interruptible

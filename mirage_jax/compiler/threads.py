@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 import jax
 
-from mirage_jax.interruptible import POLL_SECONDS, background, interrupt
+from mirage_jax.interruptible import POLL_SECONDS, background, insist, interrupt
 
 TIDY_SECONDS = 0.5  # seconds that interrupted work may take to tidy up, before whoever waits goes on
-REPEAT_SECONDS = 2.0  # seconds after which it is told again, if it goes on: sooner would interrupt its tidying up
-MAX_INTERRUPT_SECONDS = 60.0  # seconds after which nobody tells it any more
 
 
 @contextmanager
@@ -58,15 +54,4 @@ def apart[T](work: Callable[[], T]) -> T:
         if not done.done():
             interrupt(thread)
             thread.join(TIDY_SECONDS)
-            if thread.is_alive():
-                threading.Thread(target=_insist, args=(thread,), name="mirage_jax", daemon=True).start()
-
-
-def _insist(thread: threading.Thread) -> None:
-    """Interrupt it again, in case that was lost, until it ends."""
-    until = time.monotonic() + MAX_INTERRUPT_SECONDS
-    while time.monotonic() < until:
-        thread.join(REPEAT_SECONDS)
-        if not thread.is_alive():
-            return
-        interrupt(thread)
+            insist([thread])
