@@ -85,7 +85,7 @@ class Optimized[**P, T]:
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         active = self._active(args, kwargs)
-        if not (self._check or self.compiler.remat) or any(map(_is_traced, jax.tree.leaves((args, kwargs)))):
+        if not (self._check or self.compiler.checkpoints) or any(map(_is_traced, jax.tree.leaves((args, kwargs)))):
             return active(*args, **kwargs)
         active = self._undifferentiated(active)
         if self._check and not is_disabled():
@@ -94,7 +94,7 @@ class Optimized[**P, T]:
 
     def _undifferentiated(self, active: Any) -> Any:
         """The function as it is called with values, or compiled: nobody differentiates what that returns."""
-        return self._alone if self.compiler.remat and active is self._jit else active
+        return self._alone if self.compiler.checkpoints and active is self._jit else active
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -396,9 +396,11 @@ def optimize(
       processes, except for programs that they run together: there the first one searches) or "error".
     * budget: of one search: seconds, or a text such as "30s"; see `mirage_jax.Budget`.
     * backend: "auto", "triton" (kernels on GPUs) or "jax" (algebra only).
-    * remat: "regions", or True: scores of attention and the like, which are larger than what they are made of, are not
-      kept for the backward pass but made again from their operands, tile by tile where a kernel is found. Costs one
-      more product of queries and keys. Default: None, what JAX keeps.
+    * remat: whether large values that are cheap to make, such as scores of attention, are recomputed from their
+      operands, tile by tile, instead of stored. "auto" (default): on a GPU, where a program has both passes, or several
+      regions that read such values. "regions", or True: also on CPUs, and for functions that are differentiated from
+      outside, which are tuned with their gradients when they are first traced. False: never. Values are recomputed only
+      where kernels that were chosen do so, and where the whole function is faster for it.
     * cache_dir: where winners are kept; default: the user's cache directory. Of several directories the first is
       written, and all are read in their order.
     * strict: raise what would otherwise be logged and left to XLA.

@@ -28,7 +28,7 @@ log = logging.getLogger("mirage_jax")
 
 ON_MISS = ("search", "heuristic", "fallback", "error")
 BACKENDS = ("auto", "jax", "triton")
-REMAT = ("regions",)
+REMAT = ("auto", "regions")
 CHECKS = ("first", "always")
 JIT_OPTIONS = (
     "static_argnums",
@@ -146,8 +146,9 @@ class Options:
     "fallback" to XLA, or raise an "error". None means search in a single process, and in several for programs that
     they run together; others fall back, since all hosts of one program must lower the same code.
     strict_range: refuse every rewrite that overflows, or loses digits near zero, before the program does.
-    remat: "regions" keeps no large values that are cheap to make again for a backward pass; None keeps what JAX keeps.
-    True means "regions", and False means None.
+    remat: "auto" recomputes large values that are cheap to make, on GPUs, within a program; "regions" also does so on
+    CPUs, and in the gradients of functions that are differentiated from outside; None stores what JAX stores. True
+    means "regions", and False means None.
 
     devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
     first is what candidates are compared with XLA on.
@@ -165,7 +166,7 @@ class Options:
     cache_dir: str | tuple[str, ...] | None = None
     strict: bool = False
     strict_range: bool = False
-    remat: str | None = None
+    remat: str | None = "auto"
     devices: tuple[int, ...] = ()
     skip: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
@@ -323,6 +324,12 @@ def parse_switch(text: str) -> bool:
     raise UsageError(f"found {text!r}; allowed are {', '.join((*_TRUE, *_FALSE))}")
 
 
+def _switch_or_name(text: str) -> bool | str:
+    """Read "on" or "off" and their synonyms, or the name of a choice."""
+    low = text.strip().lower()
+    return parse_switch(low) if low in (*_TRUE, *_FALSE) else low
+
+
 VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "on_miss": ("MIRAGE_JAX_ON_MISS", str.lower),
     "budget": ("MIRAGE_JAX_BUDGET", Budget.parse),
@@ -330,7 +337,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "cache_dir": ("MIRAGE_JAX_CACHE_DIR", directories_in),
     "strict": ("MIRAGE_JAX_STRICT", parse_switch),
     "strict_range": ("MIRAGE_JAX_STRICT_RANGE", parse_switch),
-    "remat": ("MIRAGE_JAX_REMAT", str.lower),
+    "remat": ("MIRAGE_JAX_REMAT", _switch_or_name),
     "devices": ("MIRAGE_JAX_DEVICES", str),
     "check": ("MIRAGE_JAX_CHECK", str.lower),
 }

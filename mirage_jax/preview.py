@@ -37,7 +37,7 @@ from mirage_jax.why_not import us
 def preview(fn: Callable[..., Any], arguments: Sequence[Any], device: str, budget: Budget) -> str:
     """The text; `UsageError` for a device that is no GPU with a description."""
     model = described_gpu(device)
-    regions = analyse(jax.make_jaxpr(fn)(*arguments)).regions
+    regions = analyse(jax.make_jaxpr(fn)(*arguments), remat=True).regions  # as a GPU would, by default
     lines = [f"{len(regions)} region{'s' * (len(regions) != 1)}, for {device}; proven, not measured"]
     for i, region in enumerate(regions):
         lines += [f"region {i}:", *_region(region, as_asked(region, model), budget)]

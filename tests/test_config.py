@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mirage_jax import config
-from mirage_jax.config import Budget, Options, disabled, is_disabled
+from mirage_jax.config import Budget, Options, disabled, from_environment, is_disabled
 from mirage_jax.errors import UsageError
 
 
@@ -85,7 +85,7 @@ def test_options_are_values() -> None:
         ({"backend": 3}, "backend: 3. Allowed: auto, jax, triton"),
         ({"backend": []}, "backend"),
         ({"strict": "yes"}, "strict: found 'yes'; allowed are True and False"),
-        ({"remat": "region"}, "remat: 'region'. Did you mean 'regions'[?] Allowed: regions"),
+        ({"remat": "region"}, "remat: 'region'. Did you mean 'regions'[?] Allowed: auto, regions"),
         ({"devices": True}, "devices: found True; allowed are different numbers"),
         ({"cache_dir": 7}, "cache_dir: found 7"),
         ({"cache_dir": "/dev/null"}, "not a directory"),
@@ -183,7 +183,15 @@ def test_a_budget_reads_a_text() -> None:
         Budget("soon")
 
 
+@pytest.mark.parametrize(
+    ("text", "remat"), [("off", None), ("On", "regions"), ("Auto ", "auto"), ("regions", "regions")]
+)
+def test_recomputation_by_the_environment(text: str, remat: str | None, monkeypatch) -> None:
+    monkeypatch.setenv("MIRAGE_JAX_REMAT", text)
+    assert from_environment()[0].remat == remat
+
+
 def test_habits_of_other_tools() -> None:
     assert Options.make({"remat": True}) == Options.make({"remat": "regions"})
-    assert Options.make({"remat": False}).remat is None
+    assert Options.make({"remat": False}).remat is None and Options.make({"remat": None}).remat == "auto"
     assert Options.make({"devices": 0}).devices == Options.make({"devices": np.int64(0)}).devices == (0,)

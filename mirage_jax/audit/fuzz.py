@@ -50,7 +50,7 @@ SHRUNK = 2  # failures per task that are made smaller: where all programs fail, 
 MAX_SHRINK_SECONDS = 180.0  # after which no smaller program is looked for: some take a minute each
 STOP = "stop"  # a file of this name tells workers to end
 LOST = ("ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "LAUNCH_FAILED")  # CUDA errors that stay
-KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY, STRICT_EVERY, REMAT_EVERY = 4, 7, 32, 3, 5  # one program in so many
+KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY, STRICT_EVERY, OTHER_REMAT_EVERY = 4, 7, 32, 3, 5  # one program in so many
 
 
 @dataclass(frozen=True)
@@ -156,16 +156,16 @@ class Campaign(CampaignReport):
 
 def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[RandomProgram, Setting]:
     """Draw one program of a campaign, and the setting in which it is examined."""
-    strict = number % STRICT_EVERY == 0
+    strict, has_kernels, is_other = (number % n == 0 for n in (STRICT_EVERY, KERNELS_EVERY, OTHER_REMAT_EVERY))
     program = generate(random.Random(f"{seed}/{number}"), number, strict)
     setting = Setting(
-        device="H200" if number % KERNELS_EVERY == 0 else "CPU",
+        device="H200" if has_kernels else "CPU",
         platform=platform,
         gate=number % GATE_EVERY == 0,
         interpret=number % INTERPRET_EVERY == 0,
         seed=number,
         strict_range=strict,
-        remat=number % REMAT_EVERY == 0,
+        remat=has_kernels != is_other,  # as by default, apart from the others
     )
     return program, setting
 

@@ -111,9 +111,13 @@ class ReplacesAll:
 
     strict: bool = True
     max_ops: int = MAX_REGION_OPERATORS
-    remat: bool = False
+    checkpoints: bool = False
     platform: str = "cpu"
     exports_kernels: bool = False
+
+    def recomputes(self, platforms: Sequence[str]) -> bool:
+        """Recompute where gradients may."""
+        return self.checkpoints
 
     def prepare(self, regions: Sequence[Region], target: LoweringTarget, again: bool = False) -> None:
         """Decide nothing."""

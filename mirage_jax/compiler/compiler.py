@@ -99,9 +99,16 @@ class Compiler(Decider):
         """Name the platform that a function runs on, if nothing else names one."""
         return default_platform()
 
+    def recomputes(self, platforms: Sequence[str]) -> bool:
+        """Whether regions of a program for these platforms may recompute large intermediates."""
+        have_kernels = self.options.backend != "jax" and {*map(_cuda, platforms)} == {"cuda"}
+        return self.checkpoints or (self.options.remat == "auto" and have_kernels)
+
     @property
-    def remat(self) -> bool:
-        """Whether regions may recompute large intermediates in the backward pass."""
+    def checkpoints(self) -> bool:
+        """Whether functions that are differentiated from outside may recompute large intermediates in the backward
+        pass.
+        """
         return self.options.remat == "regions"
 
     @property
@@ -536,11 +543,11 @@ class Compiler(Decider):
                 if self.strict:
                     raise
                 log.warning("a function is not measured as a whole: %s", in_one_line(why))
-                return not_measured(whole, in_one_line(why))
+                return self._not_measured(whole, in_one_line(why))
 
     def _choose(self, whole: WholeProgram) -> WholeFunction:
         if len(whole.target.platforms) != 1:
-            return not_measured(whole, "it is lowered for several platforms")
+            return self._not_measured(whole, "it is lowered for several platforms")
         platform = _cuda(whole.target.platforms[0])
         if any(self.choice_for(placed.region, platform) for placed in whole.ours.replaced):
             return not_measured(whole, "a muGraph is pinned")
@@ -553,10 +560,14 @@ class Compiler(Decider):
             found = question.stored(self.cache)
             if not self._is_answered(found):
                 if self.on_miss != "search":
-                    return not_measured(whole, f"nothing is stored, and on_miss={self.on_miss!r}")
+                    return self._not_measured(whole, f"nothing is stored, and on_miss={self.on_miss!r}")
                 found = self._measured(question, device)
             self.wholes[digest] = found
         return self.wholes[digest]
+
+    def _not_measured(self, whole: WholeProgram, why: str) -> WholeFunction:
+        """Decide without times. Nobody asked for values to be recomputed, so they are not where that may be slower."""
+        return not_measured(whole, why, is_safe=not self.checkpoints)
 
     def _is_answered(self, found: WholeFunction | None) -> TypeGuard[WholeFunction]:
         """`tune` asks again about programs that could not be measured: the device may have room for them now."""
@@ -578,7 +589,7 @@ class Compiler(Decider):
         from mirage_jax.compiler import function_timing
 
         if why := question.why_not():
-            return not_measured(question.whole, why)
+            return self._not_measured(question.whole, why)
         limit, self.tuned = MAX_TUNING_FRACTION * self.tuned, 0.0
         x64 = jax.config.jax_enable_x64
         timed = question.whole.with_kernels  # here: another thread would wait for the lock that this one holds
@@ -597,7 +608,7 @@ class Compiler(Decider):
                 _warn_of(times.wrong)
                 timings.info("whole function over plain jit: %s", times)
             except UnsupportedError as why:
-                found = not_measured(question.whole, str(why))
+                found = self._not_measured(question.whole, str(why))
         timings.info("whole function: %s", found)
         question.store(self.cache, found)
         return found

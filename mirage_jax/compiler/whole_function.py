@@ -61,9 +61,12 @@ class WholeTimes:
         return ", ".join(f"{label} {ratio_as_text(ratio)}" for label, ratio in self.ratios.items())
 
 
-def not_measured(whole: WholeProgram, why: str) -> WholeFunction:
-    """The decision for the first variant, where the function cannot be measured."""
-    return WholeFunction(next(iter(whole.variants)), f"not measured: {why}", "policy")
+def not_measured(whole: WholeProgram, why: str, is_safe: bool = False) -> WholeFunction:
+    """The decision for the first variant, where the function cannot be measured. is_safe: for plain jit, where the
+    variant recomputes values.
+    """
+    label = PLAIN if is_safe and whole.ours.makes_again else next(iter(whole.variants))
+    return WholeFunction(label, f"not measured: {why}", "policy")
 
 
 def as_written() -> WholeFunction:

@@ -11,6 +11,6 @@ Read in this order:
    axes (`axes.py`, `builder.py`); `assemble.py` writes the graph.
 
 Read when needed: `translate/slicing.py`, `concatenation.py`, `gathers.py` and `integers.py` for these primitives;
-`capture/rematerialize.py` for ``remat="regions"``; `capture/sharding.py` for divided arrays; `flax_modules.py` for nnx.
+`capture/rematerialize.py` for recomputation; `capture/sharding.py` for divided arrays; `flax_modules.py` for nnx.
 All private names of JAX, and its versions, are in `jax_compat.py`.
 """

@@ -210,6 +210,31 @@ def test_gradients_are_asked_for_only_where_somebody_may_differentiate(use: str,
     assert bool(asked) == is_differentiated
 
 
+@pytest.mark.parametrize(
+    ("options", "platforms", "recomputes"),
+    [
+        (Options(), ("cuda",), True),
+        (Options(), ("gpu",), True),
+        (Options(), ("cpu",), False),
+        (Options(), ("cpu", "cuda"), False),
+        (Options(backend="jax"), ("cuda",), False),
+        (Options(remat="regions"), ("cpu",), True),
+        (Options(remat=None), ("cuda",), False),
+    ],
+)
+def test_where_values_may_be_recomputed(options: Options, platforms: tuple[str, ...], recomputes: bool) -> None:
+    assert Compiler(options).recomputes(platforms) == recomputes
+
+
+@pytest.mark.parametrize(("remat", "chosen"), [("auto", "xla"), ("regions", "mirage")])
+def test_what_cannot_be_measured_recomputes_only_if_asked_to(remat: str, chosen: str) -> None:
+    compiler, target = Compiler(Options(remat=remat)), lowering.LoweringTarget(("cpu", "cuda"))
+    whole: Any = SimpleNamespace(target=target, ours=SimpleNamespace(makes_again=True), variants={"mirage": None})
+    assert compiler.choose(whole).chosen == chosen
+    whole.ours.makes_again = False
+    assert compiler.choose(whole).chosen == "mirage"
+
+
 def test_gradients_that_are_faster_as_a_whole_run() -> None:
     """JAX wants a hash of what a captured function knows of its gradients, measurements among it."""
 

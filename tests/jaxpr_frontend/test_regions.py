@@ -261,8 +261,11 @@ class Failing:
     max_ops: int = 16
     platform: str = "cpu"
     exports_kernels: bool = False
-    remat: bool = False
+    checkpoints: bool = False
     asked: list[Any] = field(default_factory=list)
+
+    def recomputes(self, platforms: Any) -> bool:
+        return self.checkpoints
 
     def prepare(self, regions: Any, target: LoweringTarget, again: bool = False) -> None:
         pass

@@ -97,7 +97,7 @@ class TakesSome(Replacing):
     """Replaces regions with so many outputs."""
 
     outputs: int = 0
-    remat: bool = True
+    checkpoints: bool = True
 
     def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
         return super().compile_region(region, platforms) if len(region.outputs) == self.outputs else None
@@ -113,3 +113,4 @@ def test_only_kernels_that_were_chosen_make_values_again() -> None:
     for taken, crosses in ((after, False), (before, True)):
         plan = planned(jaxpr, TakesSome(max_ops=16, outputs=len(taken.outputs)), mirage_call_p, target)
         assert any(r.avals[b.value].size >= POINTS**2 for r in plan.regions for b in r.outputs) == crosses
+        assert plan.makes_again != crosses

@@ -133,7 +133,7 @@ CASES = [*((name, "float32") for name in MODELS), ("loop", "float16"), ("biased"
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_differentiated_from_outside(name: str, dtype: str) -> None:
-    args, f, compiler = cast(dtype), MODELS[name], Replacing(remat=True)
+    args, f, compiler = cast(dtype), MODELS[name], Replacing(checkpoints=True)
     g = optimized(f, compiler)
     assert_same_gradients(gradients(g), gradients(f), args)
     if name not in SAVES_THEM:
@@ -153,7 +153,7 @@ def reads_less(region: Any, than: int = SCORES) -> bool:
     ("name", "dtype"), [c for c in CASES if c[0] in ("loop", "biased", "grouped", "padded", "vmap")]
 )
 def test_function_that_differentiates_itself(name: str, dtype: str) -> None:
-    args, step, compiler = cast(dtype), gradients(MODELS[name]), Replacing(remat=True)
+    args, step, compiler = cast(dtype), gradients(MODELS[name]), Replacing(checkpoints=True)
     assert_same_gradients(optimized(step, compiler), step, args)
     assert all(reads_less(region) for region in compiler.regions)
     stored = Replacing()
@@ -168,7 +168,7 @@ def kernel_sums(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("inside", [False, True])
 def test_distances_are_made_again(inside: bool) -> None:
     """A sum over a few coordinates expands as a product does, though it is none."""
-    args, compiler = (random(T, 3), random(2 * T, 3, seed=1), random(2 * T, seed=2)), Replacing(remat=True)
+    args, compiler = (random(T, 3), random(2 * T, 3, seed=1), random(2 * T, seed=2)), Replacing(checkpoints=True)
     step = gradients(kernel_sums)
     have = optimized(step, compiler) if inside else gradients(optimized(kernel_sums, compiler))
     assert_same_gradients(have, step, args)
@@ -201,7 +201,7 @@ def test_without_kernels_the_program_is_the_one_of_jax(name: str, how: str) -> N
     x, *rest = cast("float32")
     args = (x, *rest) if how != "vmap of grad" else (x, *jax.tree.map(lambda w: jnp.stack([w, 2 * w]), rest))
     make = OUTSIDE[how](MODELS[name])
-    have = jax.jit(make(lambda f: optimized(f, Picky(remat=True))))
+    have = jax.jit(make(lambda f: optimized(f, Picky(checkpoints=True))))
     assert instructions(have, *args) == instructions(jax.jit(make(lambda f: f)), *args)
 
 
@@ -225,7 +225,7 @@ def test_values_are_made_again_only_for_kernels_that_were_chosen() -> None:
     jaxpr, target = jax.make_jaxpr(step)(*TWO_KINDS), LoweringTarget(("cpu",))
     again = {}
     for name, takes in {"all": lambda r: True, "narrow": lambda r: not is_wide(r), "none": lambda r: False}.items():
-        compiler = Picky(remat=True, takes=takes)
+        compiler = Picky(checkpoints=True, takes=takes)
         again[name] = set(planned(jaxpr, compiler, mirage_call_p, target).program.again.values())
         assert_same_gradients(optimized(step, compiler), step, TWO_KINDS)
     assert (len(again["all"]), len(again["narrow"]), len(again["none"])) == (2, 1, 0)
@@ -235,7 +235,7 @@ def test_values_are_made_again_only_for_kernels_that_were_chosen() -> None:
 def test_checkpoints_are_there_only_for_kernels_that_were_chosen() -> None:
     loss, counts = partial(square, layers_of_two_kinds), []
     for takes in (lambda r: True, lambda r: not is_wide(r), lambda r: False):
-        step = jax.jit(jax.grad(optimized(loss, Picky(remat=True, takes=takes)), (0, 1, 2)))
+        step = jax.jit(jax.grad(optimized(loss, Picky(checkpoints=True, takes=takes)), (0, 1, 2)))
         assert_same_gradients(step, jax.grad(loss, (0, 1, 2)), TWO_KINDS)
         counts.append(step.lower(*TWO_KINDS).as_text().count("optimization_barrier"))
     assert counts[0] == 2 * counts[1] > counts[2] == 0
@@ -244,7 +244,7 @@ def test_checkpoints_are_there_only_for_kernels_that_were_chosen() -> None:
 def test_what_is_left_to_xla_in_the_end_is_made_once() -> None:
     """Kernels were chosen for the function alone; under `vmap` there are none."""
     loss = partial(square, attention)
-    compiler = Picky(remat=True, takes=lambda r: 3 not in r.graph.sizes.values())
+    compiler = Picky(checkpoints=True, takes=lambda r: 3 not in r.graph.sizes.values())
     step = jax.vmap(jax.grad(optimized(loss, compiler), (0, 1, 2)))
     args = [jnp.stack([x, 2 * x, 3 * x]) for x in QKV]
     assert instructions(jax.jit(step), *args) == instructions(jax.jit(jax.vmap(jax.grad(loss, (0, 1, 2)))), *args)
@@ -260,7 +260,7 @@ def test_the_fastest_variant_runs(chosen: str, inside: bool) -> None:
             return First(chosen)
 
     loss = partial(square, attention)
-    wrap = partial(optimized, compiler=Chooses(remat=True))
+    wrap = partial(optimized, compiler=Chooses(checkpoints=True))
     step = wrap(jax.grad(loss, (0, 1, 2))) if inside else jax.jit(jax.grad(wrap(loss), (0, 1, 2)))
     assert_same_gradients(step, jax.grad(loss, (0, 1, 2)), QKV)
     if chosen == PLAIN:
@@ -294,11 +294,11 @@ def first_lost(jaxpr: Any) -> str:
     target = LoweringTarget(("cpu",))
 
     def is_lost(kind: str) -> bool:
-        compiler = OutOfTime(remat=True, takes=lambda r: r.text == kind)
+        compiler = OutOfTime(checkpoints=True, takes=lambda r: r.text == kind)
         first, *_, last = _rounds(jaxpr, compiler, mirage_call_p, target)
         return not first.kernels <= last.kernels
 
-    kinds = (r.text for r in _rounds(jaxpr, OutOfTime(remat=True), mirage_call_p, target)[0].analysis().regions)
+    kinds = (r.text for r in _rounds(jaxpr, OutOfTime(checkpoints=True), mirage_call_p, target)[0].analysis().regions)
     return next(filter(is_lost, kinds))
 
 
@@ -309,7 +309,7 @@ def test_kernels_that_were_found_first_are_not_lost_where_no_time_is_left(inside
     step = jax.grad(loss, (0, 1, 2))
     jaxpr = jax.make_jaxpr(step if inside else loss)(*TWO_KINDS)
     kind = first_lost(jaxpr if inside else both_passes(checkpointed(jaxpr)))
-    compiler = OutOfTime(remat=True, takes=lambda r: r.text == kind)
+    compiler = OutOfTime(checkpoints=True, takes=lambda r: r.text == kind)
     wrap = partial(optimized, compiler=compiler)
     ours = wrap(step) if inside else jax.jit(jax.grad(wrap(loss), (0, 1, 2)))
     assert_same_gradients(ours, step, TWO_KINDS)
@@ -356,14 +356,14 @@ def test_kernels_of_a_round_between_the_first_and_the_last_are_not_lost() -> Non
     target = LoweringTarget(("cpu",))
 
     def rounds(kind: str) -> list[LoweringPlan]:
-        return _rounds(jaxpr, InSecondRound(remat=True, takes=lambda r: r.text == kind), mirage_call_p, target)
+        return _rounds(jaxpr, InSecondRound(checkpoints=True, takes=lambda r: r.text == kind), mirage_call_p, target)
 
-    cut = InSecondRound(remat=True, takes=lambda r: False)
+    cut = InSecondRound(checkpoints=True, takes=lambda r: False)
     _rounds(jaxpr, cut, mirage_call_p, target)
     kind = next(r.text for r in cut.rounds[1] if len(rounds(r.text)) > 2)
     first, second, *_, last = rounds(kind)
     assert second.replaced and not first.replaced and not last.replaced
-    found = plan(jaxpr, InSecondRound(remat=True, takes=lambda r: r.text == kind), mirage_call_p, target)
+    found = plan(jaxpr, InSecondRound(checkpoints=True, takes=lambda r: r.text == kind), mirage_call_p, target)
     assert found.kernels == second.kernels
 
 
@@ -380,14 +380,14 @@ TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_other_transformations(name: str) -> None:
-    g, transform = optimized(attention, Replacing(remat=True)), TRANSFORMATIONS[name]
+    g, transform = optimized(attention, Replacing(checkpoints=True)), TRANSFORMATIONS[name]
     q, k, v = QKV
     args = (jnp.stack([q, 2 * q]), k, v) if name.startswith("vmap") else QKV
     assert_same_gradients(transform(g), transform(attention), args)
 
 
 def test_forward_mode_makes_nothing_again() -> None:
-    g = optimized(layer, Replacing(remat=True))
+    g = optimized(layer, Replacing(checkpoints=True))
     for f in (g, lambda *a: jax.jvp(g, a, a)):
         assert "optimization_barrier" not in jax.jit(f).lower(*SMALL).as_text()
     assert "optimization_barrier" in jax.jit(gradients(g)).lower(*SMALL).as_text()
@@ -412,7 +412,10 @@ def test_derivatives_of_their_own() -> None:
         return doubled(jax.nn.softmax(clipped(q @ k.swapaxes(-1, -2)))) @ v
 
     f = partial(layer, attend=attend)
-    for step in (gradients(optimized(f, Replacing(remat=True))), optimized(gradients(f), Replacing(remat=True))):
+    for step in (
+        gradients(optimized(f, Replacing(checkpoints=True))),
+        optimized(gradients(f), Replacing(checkpoints=True)),
+    ):
         assert_same_gradients(step, gradients(f), SMALL)
 
 
@@ -424,14 +427,14 @@ def test_what_is_left_as_it_is() -> None:
 
     policy = jax.checkpoint_policies.save_only_these_names("weights")
     f = jax.checkpoint(partial(layer, attend=named), policy=policy)
-    assert kept(optimized(f, Replacing(remat=True)), *SMALL) >= SCORES
-    assert_same_gradients(gradients(optimized(f, Replacing(remat=True))), gradients(f), SMALL)
+    assert kept(optimized(f, Replacing(checkpoints=True)), *SMALL) >= SCORES
+    assert_same_gradients(gradients(optimized(f, Replacing(checkpoints=True))), gradients(f), SMALL)
 
     def sorted_scores(q, k, v):
         return jnp.sort(q @ k.swapaxes(-1, -2)) @ v
 
     step = gradients(partial(layer, attend=sorted_scores))
-    assert_same_gradients(optimized(step, Replacing(remat=True)), step, SMALL)
+    assert_same_gradients(optimized(step, Replacing(checkpoints=True)), step, SMALL)
     short = jax.make_jaxpr(lambda q, k, v: jax.nn.softmax(q @ k.T) @ v)(*[jnp.ones((12, 8))] * 3)
     assert checkpointed(short) is short
     program = flatten(short)
@@ -460,11 +463,11 @@ def test_effects_and_constants_around_units() -> None:
         jax.debug.print("norm {}", jnp.sum(x * table))
         return layer(x * table, w, out)
 
-    g = optimized(f, Replacing(remat=True))
+    g = optimized(f, Replacing(checkpoints=True))
     assert_same_gradients(gradients(g), gradients(f), SMALL)
     assert kept(g, *SMALL) < SCORES
     counted = lambda x, w, out: layer(x, w, out) * jax.new_ref(x)[...]  # noqa: E731
-    assert_same_gradients(gradients(optimized(counted, Replacing(remat=True))), gradients(counted), SMALL)
+    assert_same_gradients(gradients(optimized(counted, Replacing(checkpoints=True))), gradients(counted), SMALL)
 
 
 def test_gradients_are_stored_as_they_are_read() -> None:
@@ -504,4 +507,4 @@ def test_copies_stand_where_all_that_they_read_is_made() -> None:
     for eqn in program.eqns:
         assert made.issuperset((*eqn.reads, *eqn.after))
         made |= {*eqn.outputs}
-    assert_same_gradients(optimized(step, Replacing(remat=True)), step, args)
+    assert_same_gradients(optimized(step, Replacing(checkpoints=True)), step, args)

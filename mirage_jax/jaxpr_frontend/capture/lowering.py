@@ -114,9 +114,13 @@ class RegionCompiler(Protocol):
         """Tell whether programs that `jax.export` stores have kernels: it promises nothing about their custom calls."""
         ...
 
+    def recomputes(self, platforms: Sequence[str]) -> bool:
+        """Whether large values that are cheap to make may be recomputed in a program for these platforms."""
+        ...
+
     @property
-    def remat(self) -> bool:
-        """Whether large values that are cheap to make again are not kept for the backward pass."""
+    def checkpoints(self) -> bool:
+        """Whether such values need not be stored for the gradients of a function that others differentiate."""
         ...
 
     def prepare(self, regions: Sequence[Region], target: LoweringTarget, again: bool = False) -> None:
@@ -225,7 +229,8 @@ class LoweringPlan:
     """A program's steps in their order: what replaces a region, equations as they are, or one that has bodies.
 
     bodies: the plans of an equation's bodies, where they are planned already. regions: all regions, those that stay
-    with XLA as well. whole: how long the program as a whole takes, where that was asked.
+    with XLA as well. repeats: some region that is replaced makes values of another one again. whole: how long the
+    program as a whole takes, where that was asked.
     """
 
     program: FlatProgram
@@ -236,6 +241,7 @@ class LoweringPlan:
     regions: tuple[Region, ...] = ()
     left_out: Callable[[], tuple[LeftOut, ...]] = tuple
     is_as_written: bool = True  # apart from replacements
+    repeats: bool = False
     whole: Any = None
 
     @property
@@ -294,7 +300,7 @@ class LoweringPlan:
     @property
     def makes_again(self) -> bool:
         """Whether values are made a second time for kernels that read them so."""
-        return any(plan.program.again for plan in self.with_bodies())
+        return any(plan.program.again or plan.repeats for plan in self.with_bodies())
 
     def left_to_xla(self) -> tuple[FlatEqn, ...]:
         """The equations that XLA computes because their results are needed."""
@@ -620,8 +626,9 @@ def _rounds(
     again: the program was cut in another way before.
     """
     kept, rounds = _Kept(), list[LoweringPlan]()
+    remat = compiler.recomputes(target.platforms) if remat is None else remat
     while True:
-        cut = _cut(jaxpr, compiler, target, kept, compiler.remat if remat is None else remat)
+        cut = _cut(jaxpr, compiler, target, kept, remat)
         if search:
             _prepare(_local(list(cut.regions()), target), compiler, target, again)
         rounds.append(_place(cut, compiler, call, target, search))
@@ -680,7 +687,10 @@ def _place(cut: _Cut, compiler: RegionCompiler, call: Primitive, target: Lowerin
         for n, inner in cut.bodies.items()
     }
     local = tuple(_local(regions, target))
-    return LoweringPlan(cut.program, tuple(steps), compiler, call, bodies, local, cut.left_out, cut.is_as_written)
+    repeats = any(isinstance(step, Replacement) and step.region in cut.remade for step in steps)
+    return LoweringPlan(
+        cut.program, tuple(steps), compiler, call, bodies, local, cut.left_out, cut.is_as_written, repeats
+    )
 
 
 def with_checkpoints(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive) -> tuple[Jaxpr, Any]:
@@ -690,7 +700,7 @@ def with_checkpoints(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive) ->
     Which kernels there are is asked of the function with its gradients, all of them. The second is how long these take
     as a whole, where that was asked.
     """
-    if not compiler.remat or jax_compat.differentiates(jaxpr):
+    if not compiler.checkpoints or jax_compat.differentiates(jaxpr):
         return jaxpr, None
     try:
         return _with_checkpoints(jaxpr, compiler, call)

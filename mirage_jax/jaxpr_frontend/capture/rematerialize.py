@@ -1,4 +1,4 @@
-"""``remat="regions"``: recompute cheap large values in the backward pass instead of storing them.
+"""Recomputes cheap large values in the backward pass instead of storing them.
 
 A contraction *expands* if it makes more numbers than it reads and sums few of them for each: queries times keys, or the
 squared differences of points. Masked scores and weights are as large. JAX would store such values for the backward
