@@ -13,6 +13,7 @@ from functools import cached_property
 from mirage_jax.jaxpr_frontend.partition.cutting import Piece
 from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, bytes_of
+from mirage_jax.jaxpr_frontend.translate.rules import CONTRACTION_PRIMITIVES
 
 MIN_BYTES = 1 << 20  # smaller values stay in a cache
 MIN_SAVING = 3  # bytes of a value over those that are read in its place
@@ -63,8 +64,15 @@ class Remade:
     def _crosses(self, value: int, piece: Piece) -> bool:
         """Is a large value stored only because pieces such as this one read it?"""
         maker = self.program.producers.get(value)
-        own = self.piece_of.get(-1 if maker is None else maker, piece)
-        return own is not piece and self._bytes(value) >= MIN_BYTES and value not in self._stored
+        if maker is None or not self._is_elsewhere(maker, piece):
+            return False
+        return self._bytes(value) >= MIN_BYTES and value not in self._stored
+
+    def _is_elsewhere(self, n: int, piece: Piece) -> bool:
+        """Is an equation in another piece, or pointwise and in none because a piece of such equations is no region?"""
+        if n in self.piece_of:
+            return self.piece_of[n] is not piece
+        return n not in self.eligibility.reasons and self.program.eqns[n].primitive not in CONTRACTION_PRIMITIVES
 
     @cached_property
     def _stored(self) -> set[int]:
@@ -87,6 +95,6 @@ class Remade:
         return equations, sources
 
     def _is_made_again(self, maker: int, v: int, value: int, piece: Piece) -> bool:
-        if self.piece_of.get(maker, piece) is piece or SMALLER * self._bytes(v) <= self._bytes(value):
+        if not self._is_elsewhere(maker, piece) or SMALLER * self._bytes(v) <= self._bytes(value):
             return False
         return self.is_cheap(self.program.eqns[maker])

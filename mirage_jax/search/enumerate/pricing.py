@@ -13,7 +13,7 @@ from typing import Any
 
 from mirage_jax.cost.outline import ROUNDED_PRODUCT_COST, Axes, LoadUse, OperatorUse, Outline, Read, outlined
 from mirage_jax.cost.roofline import least_seconds
-from mirage_jax.cost.tilings import KnownTilings, Tiled, known_tilings
+from mirage_jax.cost.tilings import LOOP_TILES, MAX_TILE_ELEMENTS, KnownTilings, Tiled, known_tilings
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, KernelSchedule, Op, origin
@@ -67,13 +67,14 @@ class Model:
     # For any `parts`:
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])
     cheapest: dict[Any, Cheapest] = field(default_factory=dict[Any, Cheapest])
-    drafts: dict[Any, tuple[Dag, Outline] | None] = field(default_factory=dict[Any, tuple[Dag, Outline] | None])
+    outlines: dict[Any, Outline] = field(default_factory=dict[Any, Outline])
     tiled: KnownTilings = field(default_factory=dict[object, Sequence[Tiled]])
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
         self._bounds: dict[tuple[Leaves, Leaves], float] = {}
         self._visible: dict[Axes, dict[Poly, Axes]] = {}  # of values, by the axes of a grid
+        self._least_tiles: dict[tuple[Axes, Axis | None, Axes], int] = {}
         self._spaces: dict[tuple[Poly, Decomposition], tuple[float, Axes, tuple[frozenset[Axis], ...], float]] = {}
 
     def extent(self, axis: Axis, parts: int | None = None) -> int:
@@ -204,20 +205,34 @@ class Model:
             return None  # as below, but before a DAG is looked for
         must = frozenset(a for a in axes if kind(a) == "g")
         grid = tuple(sorted(axes, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
+        if not self._has_room((f.in_loop(p, loop) for p in outs), loop, grid):
+            return None
         single = must | f.batch
         key = outs, leaves, loop, grid, frozenset(kept)
-        if key not in self.drafts:
-            dag = self._cheapest(outs, leaves, loop, grid, single, frozenset(kept))
-            self.drafts[key] = None if dag is None else (dag, self._outline(outs, leaves, loop, grid, dag))
-        if (draft := self.drafts[key]) is None:
+        dag = self._cheapest(outs, leaves, loop, grid, single, frozenset(kept))
+        if dag is None or not self._has_room((p for p, _ in dag), loop, grid):
             return None
-        dag, o = draft
+        if key not in self.outlines:
+            self.outlines[key] = self._outline(outs, leaves, loop, grid, dag)
+        o = self.outlines[key]
         if loop is not None and not any(loop in w.axes for w in o.work):
             return None  # what has the axis is loaded without it
         if not all(f.batch & set(w.axes) <= {*grid, loop} for w in o.work):
             return None  # a tile would have more than one element of a batch axis
         found = known_tilings(o, self.extent, single, self.device, self.tiled)
         return Priced(outs, leaves, loop, grid, dag, found) if found else None
+
+    def _has_room(self, values: Iterable[Poly], loop: Axis | None, grid: Axes) -> bool:
+        """Whether a block has room for a tile of each value, with tiles as small as can be."""
+        return all(self._least_tile(self._inside(p, grid), loop, grid) <= MAX_TILE_ELEMENTS for p in values)
+
+    def _least_tile(self, axes: Axes, loop: Axis | None, grid: Axes) -> int:
+        """Elements of the smallest tile of a value with these axes."""
+        key = axes, loop, grid
+        if key not in self._least_tiles:
+            sizes = (self.extent(a) if a != loop else min(self.extent(a), LOOP_TILES[0]) for a in axes if a not in grid)
+            self._least_tiles[key] = math.prod(1 << (n - 1).bit_length() for n in sizes)
+        return self._least_tiles[key]
 
     def _cheapest(
         self,

@@ -294,7 +294,7 @@ class Search:
     def _preferring_own(self, model: Model, axis: Axis | None, parts: int) -> Model:
         """The same, but values that the program itself computes cost less."""
         if (axis, parts) not in self._own_models:
-            own = replace(model, preferred=self._as_split(self.native, axis), dags={}, cheapest={}, drafts={})
+            own = replace(model, preferred=self._as_split(self.native, axis), dags={}, cheapest={}, outlines={})
             self._own_models[axis, parts] = own
         return self._own_models[axis, parts]
 
