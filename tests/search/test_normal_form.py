@@ -160,6 +160,13 @@ A, B, X, W, V, S = map(atom, "abxwvs")
 MEAN = ("offset", ("scale", total(mul(X, X), "j"), Q(1, 4)), Q(1, 3))
 XW, XB = total(mul(X, W), "j"), total(mul(X, B), "j")
 ONE = ("offset", ("scale", A, Q(0)), Q(1))
+F = ("tanh", X)
+
+
+def less(x: Tree) -> Tree:
+    """1 - x."""
+    return ("offset", ("scale", x, Q(-1)), Q(1))
+
 
 LAWS: dict[str, tuple[Tree, Tree]] = {
     "distribute": (mul(A, add(X, B)), add(mul(A, X), mul(A, B))),
@@ -182,6 +189,16 @@ LAWS: dict[str, tuple[Tree, Tree]] = {
     "two roots of an input": (mul(power(X, Q(-1, 2)), power(X, Q(-1, 2))), power(X, -1)),
     "root and factor": (mul(power(X, Q(1, 2)), mul(power(X, Q(1, 2)), B)), mul(X, B)),
     "rsqrt of the square": (power(mul(power(MEAN, Q(1, 2)), power(MEAN, Q(1, 2))), -1), power(MEAN, -1)),
+    "slope of a function": (add(mul(B, less(F)), mul(B, less(F), F)), mul(B, less(mul(F, F)))),
+    "slope in a sum": (
+        total(mul(A, X, less(mul(F, F))), "j"),
+        mul(A, add(total(X, "j"), ("scale", total(mul(X, F, F), "j"), Q(-1)))),
+    ),
+    "one beside a function": (add(mul(B, less(F)), mul(B, F)), B),
+    "exponential of a slope": (
+        ("exp", mul(B, less(F)), Q(1, 16)),
+        mul(("exp", B, Q(1, 16)), ("exp", mul(B, F), Q(-1, 16))),
+    ),
     "two roots in a sum": (
         total(mul(power(X, Q(-1, 2)), B, power(X, Q(-1, 2))), "j"),
         total(mul(power(X, -1), B), "j"),
@@ -195,6 +212,15 @@ def test_laws(law: str) -> None:
     for at in corners():  # the law itself is right
         assert close(meaning(left, at), meaning(right, at), 1.0)
     same(law, left, right)
+
+
+def test_a_slope_is_one_factor() -> None:
+    """A gradient is not multiplied out: for x (1 - f^2) of one product, and not of x and x f^2 apart."""
+    d = domain()
+    slope = formed(d, less(mul(F, F)))
+    ((_, factors),) = [d.term(t) for t, _ in d.poly(d.mul(formed(d, mul(B, W)), slope))]
+    assert len(factors) == 3
+    assert len(d.poly(slope)) == 2 and d.text(slope) == "-1*tanh(x[i,j])^2 + 1"
 
 
 def test_safe_and_unsafe_softmax_are_one() -> None:

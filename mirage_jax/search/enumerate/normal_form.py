@@ -12,6 +12,8 @@ built into the constructors:
 * products and powers merge (x * x^-1 = 1), sums flatten, coefficients are pulled to the front (scalars ride for free);
 * a single term distributes over a sum; two real sums stay factors, because undoing their expansion would need
   factorization;
+* terms that differ by powers of one function's value are one term: x - x tanh(y)^2 is x (1 - tanh(y)^2), a derivative
+  that would else be multiplied out through all sums;
 * sums over axes move as far out as possible, bound axes get canonical names (alpha equivalence);
 * exp(a + b) = exp(a) exp(b), so exp(-max) leaves a softmax's sums and cancels: safe and unsafe softmax have one id;
 * a product of equal sums is a power of the sum, (S[k] x)^2, so that polynomials of a contraction stay small;
@@ -28,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import wraps
-from itertools import chain, permutations, product
+from itertools import chain, permutations, product, starmap
 from typing import Any
 
 from mirage_jax.errors import UnsupportedError
@@ -45,6 +47,7 @@ type Atoms = frozenset[tuple[str, tuple[Axis, ...]]]  # tensors, under axis name
 ONE, HALF = Fraction(1), Fraction(1, 2)
 WHOLE = TRUTHS | {"floor", "round", "sign"}  # functions whose values are whole numbers
 KEEPS_WHOLE = frozenset({"abs", "max", "maximum", "minimum", "where"})  # of whole numbers
+NO_VARIABLES = WHOLE | KEEPS_WHOLE | {"log"}  # functions whose values are no variables of polynomials
 NO_AXES: Axes = frozenset()
 NO_ATOMS: Atoms = frozenset()
 
@@ -209,8 +212,9 @@ class Expressions:
         return 1 + len(bound) + sum(self._factor_size(b, q) for b, q in factors)
 
     def _factor_size(self, b: Base, q: Fraction) -> int:
-        copies = int(q) if is_multiple(q) and self.base(b)[0] != "E" else 1
-        return self._base_size(b) * copies + (q != 1)
+        if is_multiple(q) and self.base(b)[0] != "E":
+            return self._base_size(b) * int(q) + 1
+        return self._base_size(b) + (q != 1) + _halvings(q)
 
     @memo
     def size(self, p: Poly) -> int:
@@ -291,7 +295,8 @@ class Expressions:
         groups, names = self._copies(bound, axes - bound)
         if all(len(ns) == 1 for ns in names) and groups == names:
             return self.terms.id((bound, tuple(sorted(rows))))
-        return self.terms.id(min(self._renamed(groups, names, rows), key=lambda row: row[1]))  # canonical alpha names
+        in_text = lambda row: sorted(self._factor_text(b, q) for b, q in row[1])  # noqa: E731
+        return self.terms.id(min(self._renamed(groups, names, rows), key=in_text))  # canonical alpha names
 
     def _copies(self, bound: Axes, free: Axes) -> tuple[list[list[Axis]], list[list[Axis]]]:
         """Bound axes by what they are copies of, and the first names for as many copies that are not free."""
@@ -380,9 +385,13 @@ class Expressions:
     def _make_poly(self, items: tuple[tuple[Term, Fraction], ...]) -> Poly:
         coefficients: dict[Term, Fraction] = {}
         for item in items:
-            for t, c in self._expanded(*item):
+            for t, c in chain.from_iterable(starmap(self._multiplied_out, self._expanded(*item))):
                 coefficients[t] = coefficients[t] + c if t in coefficients else c
-        return self.polys.id(tuple(sorted((t, c) for t, c in coefficients.items() if c != 0)))
+        rows = {t: c for t, c in coefficients.items() if c != 0}
+        variables = frozenset[Base]().union(*map(self._variables, rows))
+        for v in sorted(variables, key=self._base_text):
+            rows = self._collected(rows, v)
+        return self.polys.id(tuple(sorted(rows.items())))
 
     def _expanded(self, t: Term, c: Fraction) -> Iterable[tuple[Term, Fraction]]:
         """c t as terms: (poly)^1 is the poly, and integer powers go further in."""
@@ -401,6 +410,63 @@ class Expressions:
             return self.poly(self.sum(self.mul(self.power(self.base(b)[1], q), rest), tuple(sorted(bound))))
         finally:
             self._expanding.remove(t)
+
+    # ------------------------------------------------------------------ polynomials of one function's value
+
+    def _is_variable(self, b: Base) -> bool:
+        """Whether a base is a function's value of which sums may be polynomials."""
+        match self.base(b):
+            case ("f", name, (_,), ()):
+                return name not in NO_VARIABLES
+            case _:
+                return False
+
+    @memo
+    def _variables(self, t: Term) -> frozenset[Base]:
+        """Functions' values of which a term has a whole power."""
+        return frozenset(b for b, q in self.term(t)[1] if (q == 1 or is_multiple(q)) and self._is_variable(b))
+
+    @memo
+    def _variable(self, b: Base) -> Base | None:
+        """The function's value of which a base is a polynomial; None if there is none."""
+        if self.base(b)[0] != "P":
+            return None
+        terms = [t for t, _ in self.poly(self.base(b)[1]) if t != self.one]
+        found = frozenset[Base]().union(*map(self._variables, terms))
+        alone = all(not bound and len(factors) == 1 for bound, factors in map(self.term, terms))
+        return next(iter(found)) if alone and len(found) == 1 and all(map(self._variables, terms)) else None
+
+    def _multiplied_out(self, t: Term, c: Fraction) -> Iterable[tuple[Term, Fraction]]:
+        """c t as terms without a factor that is a polynomial of one variable."""
+        bound, factors = self.term(t)
+        for b, q in factors:
+            if q == 1 and self._variable(b) is not None:
+                rest = [x for x in factors if x[0] != b]
+                inner = [([*rest, *self.term(u)[1]], c * e) for u, e in self.poly(self.base(b)[1])]
+                return [x for own, e in inner for x in self._multiplied_out(*self._summed(bound, own, e))]
+        return [(t, c)]
+
+    def _summed(self, bound: Axes, factors: list[tuple[Base, Fraction]], c: Fraction) -> tuple[Term, Fraction]:
+        """A term of a sum over axes that not all terms have: over another it is the factor |axis|."""
+        here = bound & self.factor_axes(factors)
+        return self.make_term(here, factors), c * math.prod(map(self.extent, bound - here))
+
+    def _collected(self, rows: Mapping[Term, Fraction], v: Base) -> dict[Term, Fraction]:
+        """Terms that differ by powers of a variable as one term with a polynomial as a factor."""
+        groups: dict[tuple[Axes, Factors], list[tuple[Factors, Fraction]]] = {}
+        for t, c in rows.items():
+            bound, factors = self.term(t)
+            own = tuple(x for x in factors if x[0] == v and v in self._variables(t))
+            groups.setdefault((bound, tuple(x for x in factors if x not in own)), []).append((own, c))
+        found: dict[Term, Fraction] = {}
+        for (bound, rest), powers in groups.items():
+            if not rest or len(powers) == 1:
+                found |= {self.make_term(bound, [*rest, *own]): c for own, c in powers}
+                continue
+            rows_of_sum = sorted((self.make_term((), own), c) for own, c in powers)
+            m, c = self.monic(self.polys.id(tuple(rows_of_sum)))
+            found[self.make_term(bound, [*rest, (self.bases.id(("P", m)), ONE)])] = c
+        return found
 
     @memo
     def _is_loose(self, b: Base) -> bool:
@@ -578,7 +644,8 @@ class Expressions:
 
     def exp(self, p: Poly) -> Poly:
         """exp(sum c_i t_i) = product of exp(t_i)^c_i; the constant term stays inside as exp of the term 1."""
-        return self.make_poly([(self.make_term((), [(self.bases.id(("E", t)), c) for t, c in self.poly(p)]), ONE)])
+        rows = chain.from_iterable(starmap(self._multiplied_out, self.poly(p)))
+        return self.make_poly([(self.make_term((), [(self.bases.id(("E", t)), c) for t, c in rows]), ONE)])
 
     def function(self, name: str, polys: Iterable[Poly], removed: tuple[Axis, ...] = ()) -> Poly:
         """Apply an uninterpreted function, which reduces the axes `removed`."""
@@ -704,6 +771,11 @@ class Expressions:
     def text(self, p: Poly) -> str:
         """Readable and independent of ids: the same for equal expressions of different searches."""
         return " + ".join(sorted(("" if c == 1 else f"{c}*") + self._term_text(t) for t, c in self.poly(p))) or "0"
+
+
+def _halvings(q: Fraction) -> int:
+    """How often a whole power may be halved."""
+    return (q.numerator & -q.numerator).bit_length() - 1 if q.denominator == 1 else 0
 
 
 def _merged(factors: Iterable[tuple[Base, Fraction]]) -> list[tuple[Base, Fraction]]:
