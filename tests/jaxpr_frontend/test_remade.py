@@ -46,6 +46,14 @@ def farthest(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(jnp.max(distance, -1))) + jnp.sum(jnp.exp(-distance) @ y)
 
 
+def bonds(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Energies of pairs, whose differences would be a piece by themselves, without a product."""
+    difference = x[:, None, :3] - y[None, :, :3]
+    square = jnp.sum(jnp.square(difference), -1) + 0.1
+    inverse = 1 / (square * square * square)
+    return jnp.sum(4 * x[:, 3:4] * (inverse * inverse - inverse) * y[:, 3])
+
+
 def cut(fn, width: int, remat: bool, most: int) -> Analysis:
     args = [jax.ShapeDtypeStruct((POINTS, width), "float32")] * 2
     return analyse(jax.make_jaxpr(jax.grad(fn, (0, 1)))(*args), max_ops=most, remat=remat)
@@ -56,7 +64,7 @@ def largest_read(found: Analysis) -> int:
     return max(r.avals[b.value].size for r in found.regions for b in r.inputs)
 
 
-@pytest.mark.parametrize(("fn", "width"), [(pairs, 64), (pulled, 8), (matern, 8)])
+@pytest.mark.parametrize(("fn", "width"), [(pairs, 64), (pulled, 8), (matern, 8), (bonds, 8)])
 @pytest.mark.parametrize("most", [12, 16, 20, 24])
 def test_no_matrix_crosses_a_cut(fn, width: int, most: int) -> None:
     """However small the regions are."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from mirage_jax.jaxpr_frontend.partition.cutting import Piece
 from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, bytes_of
-from mirage_jax.jaxpr_frontend.translate.rules import CONTRACTION_PRIMITIVES
+from mirage_jax.jaxpr_frontend.translate.rules import PRODUCT_PRIMITIVES
 
 MIN_BYTES = 1 << 20  # smaller values stay in a cache
 MIN_SAVING = 3  # bytes of a value over those that are read in its place
@@ -69,16 +69,23 @@ class Remade:
         return self._bytes(value) >= MIN_BYTES and value not in self._stored
 
     def _is_elsewhere(self, n: int, piece: Piece) -> bool:
-        """Is an equation in another piece, or pointwise and in none because a piece of such equations is no region?"""
-        if n in self.piece_of:
-            return self.piece_of[n] is not piece
-        return n not in self.eligibility.reasons and self.program.eqns[n].primitive not in CONTRACTION_PRIMITIVES
+        """Is an equation in another piece, or in none, because a piece without products is no region?"""
+        return self.piece_of[n] is not piece if n in self.piece_of else self._is_light(n)
+
+    def _is_light(self, n: int) -> bool:
+        return n not in self.eligibility.reasons and self.program.eqns[n].primitive not in PRODUCT_PRIMITIVES
 
     @cached_property
     def _stored(self) -> set[int]:
-        """Values that the program returns, or that equations outside of all pieces read."""
-        outside = set(range(len(self.program.eqns))).difference(self.piece_of)
-        return self.program.results | self.program.read_by(outside)
+        """Values that the program returns, or that equations outside of all pieces read: not those of light
+        equations that only pieces read.
+        """
+        stored = set(self.program.results)
+        for n in reversed(range(len(self.program.eqns))):
+            is_for_pieces = self._is_light(n) and stored.isdisjoint(self.program.eqns[n].outputs)
+            if n not in self.piece_of and not is_for_pieces:
+                stored.update(self.program.eqns[n].reads)
+        return stored
 
     def _sources(self, value: int, piece: Piece) -> tuple[set[int], set[int]]:
         """The equations that make a value, back to small values and those that are not cheap, and all these values."""
