@@ -405,14 +405,15 @@ def _faster(
 
     cuts = {label: found for label, found in _cuts(rounds).items() if found.replaced}
     variants: dict[str, Callable[[], LoweringPlan]] = {label: lambda cut=cut: cut for label, cut in cuts.items()}
-    if ours.makes_again:
+    makes_again = any(cut.makes_again for cut in cuts.values())
+    if makes_again:
         variants[WITHOUT] = functools.cache(lambda: plan_of(jaxpr, WITHOUT))
     program = ours.program if ours.is_as_written else flatten(jaxpr)
     asked = WholeProgram(jaxpr, program, variants, target)
     whole = _choose(_to_be_timed(asked, plan_of, compiler.strict), compiler)
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
-    if ours.makes_again:  # what it would be without that was not tuned so far
+    if makes_again:  # what it would be without that was not tuned so far
         without = _rounds(jaxpr, compiler, call, target, remat=False, again=True)
         if any(found.replaced for found in without):
             return _faster(jaxpr, without, compiler, call, target, remat=False)
