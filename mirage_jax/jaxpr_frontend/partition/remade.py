@@ -77,8 +77,8 @@ class Remade:
 
     @cached_property
     def _stored(self) -> set[int]:
-        """Values that the program returns, or that equations outside of all pieces read: not those of light
-        equations that only pieces read.
+        """Values that the program returns, or that equations outside of all pieces read. Light equations whose results
+        only pieces read do not count.
         """
         stored = set(self.program.results)
         for n in reversed(range(len(self.program.eqns))):

@@ -295,8 +295,11 @@ class Expressions:
         groups, names = self._copies(bound, axes - bound)
         if all(len(ns) == 1 for ns in names) and groups == names:
             return self.terms.id((bound, tuple(sorted(rows))))
-        in_text = lambda row: sorted(self._factor_text(b, q) for b, q in row[1])  # noqa: E731
-        return self.terms.id(min(self._renamed(groups, names, rows), key=in_text))  # canonical alpha names
+        return self.terms.id(min(self._renamed(groups, names, rows), key=self._factors_text))  # canonical alpha names
+
+    def _factors_text(self, row: tuple[Axes, Factors]) -> list[str]:
+        """The factors of a term, in an order that does not depend on ids."""
+        return sorted(self._factor_text(b, q) for b, q in row[1])
 
     def _copies(self, bound: Axes, free: Axes) -> tuple[list[list[Axis]], list[list[Axis]]]:
         """Bound axes by what they are copies of, and the first names for as many copies that are not free."""
@@ -414,7 +417,7 @@ class Expressions:
     # ------------------------------------------------------------------ polynomials of one function's value
 
     def _is_variable(self, b: Base) -> bool:
-        """Whether a base is a function's value of which sums may be polynomials."""
+        """Whether sums may be polynomials of a base: it is a function's value."""
         match self.base(b):
             case ("f", name, (_,), ()):
                 return name not in NO_VARIABLES
@@ -423,18 +426,25 @@ class Expressions:
 
     @memo
     def _variables(self, t: Term) -> frozenset[Base]:
-        """Functions' values of which a term has a whole power."""
-        return frozenset(b for b, q in self.term(t)[1] if (q == 1 or is_multiple(q)) and self._is_variable(b))
+        """Functions' values that a term has, or whole powers of them."""
+        whole = (b for b, q in self.term(t)[1] if q == 1 or is_multiple(q))
+        return frozenset(filter(self._is_variable, whole))
 
     @memo
     def _variable(self, b: Base) -> Base | None:
-        """The function's value of which a base is a polynomial; None if there is none."""
+        """The one variable that a polynomial has; None if the base is none."""
         if self.base(b)[0] != "P":
             return None
         terms = [t for t, _ in self.poly(self.base(b)[1]) if t != self.one]
         found = frozenset[Base]().union(*map(self._variables, terms))
-        alone = all(not bound and len(factors) == 1 for bound, factors in map(self.term, terms))
-        return next(iter(found)) if alone and len(found) == 1 and all(map(self._variables, terms)) else None
+        if len(found) != 1 or not all(map(self._is_power, terms)):
+            return None
+        return next(iter(found))
+
+    def _is_power(self, t: Term) -> bool:
+        """Whether a term is a power of a variable, and nothing else."""
+        bound, factors = self.term(t)
+        return not bound and len(factors) == 1 and bool(self._variables(t))
 
     def _multiplied_out(self, t: Term, c: Fraction) -> Iterable[tuple[Term, Fraction]]:
         """c t as terms without a factor that is a polynomial of one variable."""
@@ -442,8 +452,11 @@ class Expressions:
         for b, q in factors:
             if q == 1 and self._variable(b) is not None:
                 rest = [x for x in factors if x[0] != b]
-                inner = [([*rest, *self.term(u)[1]], c * e) for u, e in self.poly(self.base(b)[1])]
-                return [x for own, e in inner for x in self._multiplied_out(*self._summed(bound, own, e))]
+                found: list[tuple[Term, Fraction]] = []
+                for u, e in self.poly(self.base(b)[1]):
+                    inner = self._summed(bound, [*rest, *self.term(u)[1]], c * e)
+                    found += self._multiplied_out(*inner)
+                return found
         return [(t, c)]
 
     def _summed(self, bound: Axes, factors: list[tuple[Base, Fraction]], c: Fraction) -> tuple[Term, Fraction]:
@@ -457,7 +470,8 @@ class Expressions:
         for t, c in rows.items():
             bound, factors = self.term(t)
             own = tuple(x for x in factors if x[0] == v and v in self._variables(t))
-            groups.setdefault((bound, tuple(x for x in factors if x not in own)), []).append((own, c))
+            rest = tuple(x for x in factors if x not in own)
+            groups.setdefault((bound, rest), []).append((own, c))
         found: dict[Term, Fraction] = {}
         for (bound, rest), powers in groups.items():
             if not rest or len(powers) == 1:

@@ -208,19 +208,22 @@ class Model:
         if not self._has_room((f.in_loop(p, loop) for p in outs), loop, grid):
             return None
         single = must | f.batch
-        key = outs, leaves, loop, grid, frozenset(kept)
         dag = self._cheapest(outs, leaves, loop, grid, single, frozenset(kept))
         if dag is None or not self._has_room((p for p, _ in dag), loop, grid):
             return None
+        key = outs, leaves, loop, grid, frozenset(kept)
         if key not in self.outlines:
             self.outlines[key] = self._outline(outs, leaves, loop, grid, dag)
-        o = self.outlines[key]
-        if loop is not None and not any(loop in w.axes for w in o.work):
-            return None  # what has the axis is loaded without it
-        if not all(f.batch & set(w.axes) <= {*grid, loop} for w in o.work):
-            return None  # a tile would have more than one element of a batch axis
-        found = known_tilings(o, self.extent, single, self.device, self.tiled)
+        found = self._tilings(self.outlines[key], loop, grid, single)
         return Priced(outs, leaves, loop, grid, dag, found) if found else None
+
+    def _tilings(self, o: Outline, loop: Axis | None, grid: Axes, single: frozenset[Axis]) -> Sequence[Tiled]:
+        """Tilings of a kernel; none where it may not have this loop or grid."""
+        if loop is not None and not any(loop in w.axes for w in o.work):
+            return ()  # what has the axis is loaded without it
+        if not all(self.tables.batch & set(w.axes) <= {*grid, loop} for w in o.work):
+            return ()  # a tile would have more than one element of a batch axis
+        return known_tilings(o, self.extent, single, self.device, self.tiled)
 
     def _has_room(self, values: Iterable[Poly], loop: Axis | None, grid: Axes) -> bool:
         """Whether a block has room for a tile of each value, with tiles as small as can be."""
@@ -230,8 +233,10 @@ class Model:
         """Elements of the smallest tile of a value with these axes."""
         key = axes, loop, grid
         if key not in self._least_tiles:
-            sizes = (self.extent(a) if a != loop else min(self.extent(a), LOOP_TILES[0]) for a in axes if a not in grid)
-            self._least_tiles[key] = math.prod(1 << (n - 1).bit_length() for n in sizes)
+            size = {a: self.extent(a) for a in set(axes).difference(grid)}
+            if loop in size:
+                size[loop] = min(size[loop], LOOP_TILES[0])
+            self._least_tiles[key] = math.prod(1 << (n - 1).bit_length() for n in size.values())
         return self._least_tiles[key]
 
     def _cheapest(
