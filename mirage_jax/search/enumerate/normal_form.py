@@ -115,6 +115,7 @@ class Expressions:
         self.check, self.row_factors_leave_logs = check, row_factors_leave_logs
         self._memo: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self._expanding: set[Term] = set()
+        self._with_variables: dict[Term, bool] = {}
         self.extent = extent
         self.bases: _Table[tuple[Any, ...]] = _Table()
         self.terms: _Table[tuple[Axes, Factors]] = _Table()
@@ -388,12 +389,11 @@ class Expressions:
     def _make_poly(self, items: tuple[tuple[Term, Fraction], ...]) -> Poly:
         coefficients: dict[Term, Fraction] = {}
         for item in items:
-            for t, c in chain.from_iterable(starmap(self._multiplied_out, self._expanded(*item))):
+            for t, c in self._expanded(*item):
                 coefficients[t] = coefficients[t] + c if t in coefficients else c
         rows = {t: c for t, c in coefficients.items() if c != 0}
-        variables = frozenset[Base]().union(*map(self._variables, rows))
-        for v in sorted(variables, key=self._base_text):
-            rows = self._collected(rows, v)
+        if any(map(self._has_variables, rows)):
+            rows = self._of_variables(rows)
         return self.polys.id(tuple(sorted(rows.items())))
 
     def _expanded(self, t: Term, c: Fraction) -> Iterable[tuple[Term, Fraction]]:
@@ -423,6 +423,26 @@ class Expressions:
                 return name not in NO_VARIABLES
             case _:
                 return False
+
+    def _has_variables(self, t: Term) -> bool:
+        """Whether a term has a variable, or a polynomial of one, as a factor."""
+        found = self._with_variables.get(t)
+        if found is None:
+            factors = (b for b, _ in self.term(t)[1])
+            found = any(self._is_variable(b) or self._variable(b) is not None for b in factors)
+            self._with_variables[t] = found
+        return found
+
+    def _of_variables(self, rows: Mapping[Term, Fraction]) -> dict[Term, Fraction]:
+        """The same sum with one term for all that differ by powers of a variable."""
+        found: dict[Term, Fraction] = {}
+        for t, c in chain.from_iterable(starmap(self._multiplied_out, rows.items())):
+            found[t] = found[t] + c if t in found else c
+        found = {t: c for t, c in found.items() if c != 0}
+        variables = frozenset[Base]().union(*map(self._variables, found))
+        for v in sorted(variables, key=self._base_text):
+            found = self._collected(found, v)
+        return found
 
     @memo
     def _variables(self, t: Term) -> frozenset[Base]:
@@ -753,6 +773,7 @@ class Expressions:
 
     # ------------------------------------------------------------------ text (structural, for people and digests)
 
+    @memo
     def _base_text(self, b: Base) -> str:
         match self.base(b):
             case ("atom", name, axes):
