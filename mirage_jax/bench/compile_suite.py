@@ -115,7 +115,7 @@ class ReplacesAll:
     platform: str = "cpu"
     exports_kernels: bool = False
 
-    def recomputes(self, platforms: Sequence[str]) -> bool:
+    def recomputes(self, target: LoweringTarget) -> bool:
         """Recompute where gradients may."""
         return self.checkpoints
 

@@ -99,10 +99,12 @@ class Compiler(Decider):
         """Name the platform that a function runs on, if nothing else names one."""
         return default_platform()
 
-    def recomputes(self, platforms: Sequence[str]) -> bool:
-        """Whether regions of a program for these platforms may recompute large intermediates."""
-        have_kernels = self.options.backend != "jax" and {*map(_cuda, platforms)} == {"cuda"}
-        return self.checkpoints or (self.options.remat == "auto" and have_kernels)
+    def recomputes(self, target: LoweringTarget) -> bool:
+        """Whether regions of a program for this target may recompute large intermediates."""
+        if self.options.remat != "auto":
+            return self.checkpoints
+        is_measured = not (target.is_partitioned or target.is_manual)  # as a whole
+        return is_measured and self.options.backend != "jax" and {*map(_cuda, target.platforms)} == {"cuda"}
 
     @property
     def checkpoints(self) -> bool:

@@ -211,19 +211,21 @@ def test_gradients_are_asked_for_only_where_somebody_may_differentiate(use: str,
 
 
 @pytest.mark.parametrize(
-    ("options", "platforms", "recomputes"),
+    ("options", "target", "recomputes"),
     [
-        (Options(), ("cuda",), True),
-        (Options(), ("gpu",), True),
-        (Options(), ("cpu",), False),
-        (Options(), ("cpu", "cuda"), False),
-        (Options(backend="jax"), ("cuda",), False),
-        (Options(remat="regions"), ("cpu",), True),
-        (Options(remat=None), ("cuda",), False),
+        (Options(), lowering.LoweringTarget(("cuda",)), True),
+        (Options(), lowering.LoweringTarget(("gpu",)), True),
+        (Options(), lowering.LoweringTarget(("cpu",)), False),
+        (Options(), lowering.LoweringTarget(("cpu", "cuda")), False),
+        (Options(), lowering.LoweringTarget(("cuda",), is_partitioned=True), False),
+        (Options(), lowering.LoweringTarget(("cuda",), is_manual=True), False),
+        (Options(backend="jax"), lowering.LoweringTarget(("cuda",)), False),
+        (Options(remat="regions"), lowering.LoweringTarget(("cpu",), is_manual=True), True),
+        (Options(remat=None), lowering.LoweringTarget(("cuda",)), False),
     ],
 )
-def test_where_values_may_be_recomputed(options: Options, platforms: tuple[str, ...], recomputes: bool) -> None:
-    assert Compiler(options).recomputes(platforms) == recomputes
+def test_where_values_may_be_recomputed(options: Options, target: lowering.LoweringTarget, recomputes: bool) -> None:
+    assert Compiler(options).recomputes(target) == recomputes
 
 
 @pytest.mark.parametrize(("remat", "chosen"), [("auto", "xla"), ("regions", "mirage")])

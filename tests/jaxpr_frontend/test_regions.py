@@ -264,7 +264,7 @@ class Failing:
     checkpoints: bool = False
     asked: list[Any] = field(default_factory=list)
 
-    def recomputes(self, platforms: Any) -> bool:
+    def recomputes(self, target: LoweringTarget) -> bool:
         return self.checkpoints
 
     def prepare(self, regions: Any, target: LoweringTarget, again: bool = False) -> None:

@@ -114,8 +114,8 @@ class RegionCompiler(Protocol):
         """Tell whether programs that `jax.export` stores have kernels: it promises nothing about their custom calls."""
         ...
 
-    def recomputes(self, platforms: Sequence[str]) -> bool:
-        """Whether large values that are cheap to make may be recomputed in a program for these platforms."""
+    def recomputes(self, target: LoweringTarget) -> bool:
+        """Whether large values that are cheap to make may be recomputed in a program for this target."""
         ...
 
     @property
@@ -627,7 +627,7 @@ def _rounds(
     again: the program was cut in another way before.
     """
     kept, rounds = _Kept(), list[LoweringPlan]()
-    remat = compiler.recomputes(target.platforms) if remat is None else remat
+    remat = compiler.recomputes(target) if remat is None else remat
     while True:
         cut = _cut(jaxpr, compiler, target, kept, remat)
         if search:

@@ -296,11 +296,7 @@ class Expressions:
         groups, names = self._copies(bound, axes - bound)
         if all(len(ns) == 1 for ns in names) and groups == names:
             return self.terms.id((bound, tuple(sorted(rows))))
-        return self.terms.id(min(self._renamed(groups, names, rows), key=self._factors_text))  # canonical alpha names
-
-    def _factors_text(self, row: tuple[Axes, Factors]) -> list[str]:
-        """The factors of a term, in an order that does not depend on ids."""
-        return sorted(self._factor_text(b, q) for b, q in row[1])
+        return self.terms.id(min(self._renamed(groups, names, rows), key=lambda row: row[1]))  # canonical alpha names
 
     def _copies(self, bound: Axes, free: Axes) -> tuple[list[list[Axis]], list[list[Axis]]]:
         """Bound axes by what they are copies of, and the first names for as many copies that are not free."""
