@@ -400,7 +400,7 @@ def optimize(
       operands, tile by tile, instead of stored. "auto" (default): on a GPU, where a program has both passes, or several
       regions that read such values. "regions", or True: also on CPUs, and for functions that are differentiated from
       outside, which are tuned with their gradients when they are first traced. False: never. Values are recomputed only
-      where kernels that were chosen do so, and where the whole function is faster for it.
+      where kernels that were chosen do so; by default, only where the whole function was measured and is faster.
     * cache_dir: where winners are kept; default: the user's cache directory. Of several directories the first is
       written, and all are read in their order.
     * strict: raise what would otherwise be logged and left to XLA.

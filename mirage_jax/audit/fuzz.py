@@ -165,7 +165,7 @@ def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[RandomPro
         interpret=number % INTERPRET_EVERY == 0,
         seed=number,
         strict_range=strict,
-        remat=has_kernels != is_other,  # as by default, apart from the others
+        remat=has_kernels != is_other,  # kernels recompute, as on a GPU by default, but for one program in five
     )
     return program, setting
 

@@ -115,7 +115,6 @@ class Expressions:
         self.check, self.row_factors_leave_logs = check, row_factors_leave_logs
         self._memo: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self._expanding: set[Term] = set()
-        self._with_variables: dict[Term, bool] = {}
         self.extent = extent
         self.bases: _Table[tuple[Any, ...]] = _Table()
         self.terms: _Table[tuple[Axes, Factors]] = _Table()
@@ -383,11 +382,7 @@ class Expressions:
 
     @memo
     def _make_poly(self, items: tuple[tuple[Term, Fraction], ...]) -> Poly:
-        coefficients: dict[Term, Fraction] = {}
-        for item in items:
-            for t, c in self._expanded(*item):
-                coefficients[t] = coefficients[t] + c if t in coefficients else c
-        rows = {t: c for t, c in coefficients.items() if c != 0}
+        rows = _added(chain.from_iterable(starmap(self._expanded, items)))
         if any(map(self._has_variables, rows)):
             rows = self._of_variables(rows)
         return self.polys.id(tuple(sorted(rows.items())))
@@ -420,21 +415,14 @@ class Expressions:
             case _:
                 return False
 
+    @memo
     def _has_variables(self, t: Term) -> bool:
         """Whether a term has a variable, or a polynomial of one, as a factor."""
-        found = self._with_variables.get(t)
-        if found is None:
-            factors = (b for b, _ in self.term(t)[1])
-            found = any(self._is_variable(b) or self._variable(b) is not None for b in factors)
-            self._with_variables[t] = found
-        return found
+        return any(self._is_variable(b) or self._variable(b) is not None for b, _ in self.term(t)[1])
 
     def _of_variables(self, rows: Mapping[Term, Fraction]) -> dict[Term, Fraction]:
         """The same sum with one term for all that differ by powers of a variable."""
-        found: dict[Term, Fraction] = {}
-        for t, c in chain.from_iterable(starmap(self._multiplied_out, rows.items())):
-            found[t] = found[t] + c if t in found else c
-        found = {t: c for t, c in found.items() if c != 0}
+        found = _added(chain.from_iterable(starmap(self._multiplied_out, rows.items())))
         variables = frozenset[Base]().union(*map(self._variables, found))
         for v in sorted(variables, key=self._base_text):
             found = self._collected(found, v)
@@ -802,6 +790,14 @@ class Expressions:
     def text(self, p: Poly) -> str:
         """Readable and independent of ids: the same for equal expressions of different searches."""
         return " + ".join(sorted(("" if c == 1 else f"{c}*") + self._term_text(t) for t, c in self.poly(p))) or "0"
+
+
+def _added(rows: Iterable[tuple[Term, Fraction]]) -> dict[Term, Fraction]:
+    """The coefficients of terms, added up, without those that cancel."""
+    sums: dict[Term, Fraction] = {}
+    for t, c in rows:
+        sums[t] = sums[t] + c if t in sums else c
+    return {t: c for t, c in sums.items() if c != 0}
 
 
 def _halvings(q: Fraction) -> int:
