@@ -35,6 +35,7 @@ from mirage_jax.why_not import WhyNot
 
 MAX_NAMES_PER_FILE = 3  # functions named per file
 OWN_FOLDER = str(Path(__file__).parent.parent)  # where this package is
+MIN_SPENT_FRACTION = 0.02  # of the seconds of tuning, that a step is named for
 MAX_SOURCE_LINES = 20  # of equations left out that are listed
 
 
@@ -106,6 +107,7 @@ class Decision:
     exact: str = ""  # of the text of kernels, on exact numbers
     search: str = ""
     tried: Counter[str] = field(default_factory=Counter)  # what happened to the candidates
+    spent: Mapping[str, float] = field(default_factory=dict)  # seconds of tuning, by step
     kernels: str = ""  # path of the readable kernels
     why_not: WhyNot | None = None  # where XLA's own code stays: the numbers behind `why`
 
@@ -136,6 +138,7 @@ class WholeFunction:
 
     ratio: how many times faster than plain jit the best of ours is: median, and the ends of its 95% interval.
     inside: the label that runs inside of a larger program, where a function called by itself runs under plain jit.
+    recomputed: the ratio of ours with large values recomputed, where that lost and regions were tuned once more.
 
     It has a hash, for JAX wants one of every parameter of a primitive.
     """
@@ -147,6 +150,7 @@ class WholeFunction:
     seconds: Mapping[str, float] = field(default_factory=dict, hash=False)  # by label
     memory: Mapping[str, int] = field(default_factory=dict, hash=False)  # temporary bytes that XLA plans, by label
     inside: str = ""
+    recomputed: tuple[float, float, float] | None = None
 
     def as_part(self) -> WholeFunction:
         """The decision where a larger program calls the function: starting that takes the host as long either way."""
@@ -177,7 +181,8 @@ class WholeFunction:
         if not self.is_plain and {"xla", self.chosen} <= self.memory.keys():
             plain, ours = _bytes(self.memory["xla"], self.memory[self.chosen])
             memory = f", temporary memory {plain} -> {ours}"
-        return f"{self.why}{memory} [{self.source}]"
+        lost = "" if self.recomputed is None else f"; {ratio_as_text(self.recomputed)} with large values recomputed"
+        return f"{self.why}{memory}{lost} [{self.source}]"
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -222,6 +227,13 @@ def _ranks(column: np.ndarray) -> np.ndarray:
 def _rank_text(measured: Sequence[tuple[float, float]]) -> str:
     rank = rank_correlation(measured)
     return "" if rank is None else f"rank correlation {rank:.2f} with the times of {len(measured)} variants"
+
+
+def _spent_text(spent: Mapping[str, float]) -> str:
+    """Seconds of tuning, and what most of them were spent on."""
+    total = sum(spent.values())
+    parts = [f"{what} {seconds:.1f}" for what, seconds in spent.items() if seconds >= MIN_SPENT_FRACTION * total]
+    return f"{total:.1f} s: {', '.join(parts)}" if total else ""
 
 
 def preview_command(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -317,6 +329,7 @@ class RegionReport:
             ("cost model: ", _rank_text(d.measured)),
             ("candidates: ", ", ".join(f"{outcome} {count}" for outcome, count in d.tried.items())),
             ("search: ", d.search.replace("\n", "\n        ")),
+            ("time: ", _spent_text(d.spent)),
             ("certificate: ", d.certificate),
             ("exact check: ", d.exact),
             ("float gate: ", d.gate),
@@ -372,6 +385,7 @@ class RegionReport:
             "exact": d.exact,
             "search": d.search,
             "candidates": dict(d.tried),
+            "spent": dict(d.spent),
             "key": d.key,
             "kernels": d.kernels,
             "program": self.reference,

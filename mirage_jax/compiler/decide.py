@@ -157,16 +157,19 @@ class Decider:
             search_log.info("region of %d operators: searching for at most %s", operators, self.options.budget)
             session.prepare_gate()
             try:
-                found, report = session.candidates(self.cache, key, notify)
+                with session.spending("search"):
+                    found, report = session.candidates(self.cache, key, notify)
             except UnsupportedError as why:  # nothing is wrong: the search does not cover such a region
                 why_not = session.why_not(Reason.NOT_SEARCHED, str(why))
                 return self._keep(key, kept(replace(base, source="search"), why_not))
             session.end_preparing()
-            base = replace(base, search=report, source="search", tried=session.tried)
+            base = replace(base, search=report, source="search", tried=session.tried, spent=session.spent)
             if measure and found:
-                session.learn_time_of_xla()
-            promising = session.keeping_digits([c for c in found if session.promising(c)] or session.nearest(found))
-            finalists = list(islice(session.verified(tuning.diverse(promising)), tuning.FINALISTS))
+                with session.spending("XLA's code"):
+                    session.learn_time_of_xla()
+            with session.spending("fingerprints"):
+                promising = session.keeping_digits([c for c in found if session.promising(c)] or session.nearest(found))
+                finalists = list(islice(session.verified(tuning.diverse(promising)), tuning.FINALISTS))
             if not finalists:
                 why_not = _all_refused(session, base) if promising else session.not_promising(found)
                 return self._keep(key, kept(base, why_not))
@@ -195,7 +198,8 @@ class Decider:
 
         possible = [tuning.precisions(c, session.precisions) for c in finalists]
         precisions = sorted({session.precisions[0]}.union(*possible))
-        first = self._least_precise(session, finalists, possible)
+        with session.spending("first candidates"):
+            first = self._least_precise(session, finalists, possible)
         decisions: list[Decision] = []
         for precise in (p for p in precisions if p >= first):
             chosen = [c for c, has in zip(finalists, possible, strict=True) if precise == first or precise in has]
@@ -255,11 +259,14 @@ class Decider:
         """
         from mirage_jax.compiler import tuning
 
-        found = self.compare(session, finalists, precise)
+        with session.spending("variants"):
+            found = self.compare(session, finalists, precise)
         decision = self._first_accepted(session, base, found)
         if decision is not None and decision.winner is None and found.faster and found.others:
             log.info("the fastest candidates were refused: comparing %d others", len(found.others))
-            others = self._first_accepted(session, base, tuning.against_xla(session, found.others))
+            with session.spending("variants"):
+                slower = tuning.against_xla(session, found.others)
+            others = self._first_accepted(session, base, slower)
             if others is not None and others.winner is not None:
                 return others
         return decision
@@ -288,17 +295,21 @@ class Decider:
             if rounding in rounds_too_much:  # its other variants round in the same way
                 continue
             log.info("proving a candidate equal to the program, then comparing its floats with float64")
-            if not (verdict := proof.check(winner)).passed:
+            with session.spending("certificate"):
+                verdict = proof.check(winner)
+            if not verdict.passed:
                 session.refuse(proof, verdict)
                 continue
-            verdict = exact.check(winner)
+            with session.spending("exact check"):
+                verdict = exact.check(winner)
             base = replace(base, exact=verdict.why)
             if not verdict.passed:
                 session.refuse(exact, verdict)
                 log.warning("a generated kernel is wrong and is not used: %s", verdict.why)
                 continue
             try:
-                verdict = floats.check(winner)
+                with session.spending("float gate"):
+                    verdict = floats.check(winner)
             except (LoweringError, UnsupportedError) as why:  # if nothing was measured, it was never compiled before
                 session.tried["not compiled"] += 1
                 session.last_failure = in_one_line(why)

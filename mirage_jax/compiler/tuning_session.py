@@ -6,8 +6,9 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -99,6 +100,7 @@ class TuningSession(RegionOnDevice):
     """A region that is being searched, measured and checked, with the counts for its report."""
 
     tried: Counter[str] = field(default_factory=Counter)  # candidates by what happened to them
+    spent: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))  # seconds, by step
     measured: list[tuple[float, float]] = field(default_factory=list)  # seconds of each variant: by the model, and real
     timed: dict[Winner, timing.Timing] = field(default_factory=dict)  # variants that were screened
     fastest: dict[KernelGraph, Variant] = field(default_factory=dict)  # variant of each muGraph that was timed
@@ -118,6 +120,15 @@ class TuningSession(RegionOnDevice):
         """Try variants in these children from now on, as many as the device has room for, and report progress."""
         self.trials = None if trials is None else self.with_room(trials)
         self.notify = notify
+
+    @contextmanager
+    def spending(self, what: str) -> Iterator[None]:
+        """Count the seconds of a step of tuning."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[what] += time.monotonic() - started
 
     @cached_property
     def space(self) -> Space:

@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -392,7 +393,10 @@ def test_where_the_gates_refuse_the_fastest_slower_ones_are_compared(
     monkeypatch.setattr(tuning, "against_xla", against_xla)
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
     decision = compiler._fastest(
-        SimpleNamespace(measured=[], variants=()), Decision(None, "", "search", "cuda"), [], Precision.FAST
+        SimpleNamespace(measured=[], variants=(), spending=lambda _: nullcontext()),
+        Decision(None, "", "search", "cuda"),
+        [],
+        Precision.FAST,
     )  # type: ignore[arg-type]
     assert decision is not None and decision.winner == (None if accurate is None else winners[accurate])
     assert compared == (winners if accurate != 0 else winners[:1])
@@ -426,7 +430,14 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
             return d
 
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
-    subject = SimpleNamespace(tried=Counter(), measured=[], variants=(), trials=None, precisions=precisions(REGION))
+    subject = SimpleNamespace(
+        spending=lambda _: nullcontext(),
+        tried=Counter(),
+        measured=[],
+        variants=(),
+        trials=None,
+        precisions=precisions(REGION),
+    )
     key = CacheKey.here(graph="", extents={}, backend="auto", policy="", device=jax.devices()[0])
 
     def decide() -> Decision:

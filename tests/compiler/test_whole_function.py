@@ -28,6 +28,7 @@ from mirage_jax.jaxpr_frontend.capture import lowering
 from mirage_jax.jaxpr_frontend.capture.call_primitive import mirage_call_p
 from mirage_jax.jaxpr_frontend.partition.fingerprint import fingerprint
 from mirage_jax.jaxpr_frontend.partition.program import flatten
+from mirage_jax.report import WholeFunction
 
 ARGS = operands()
 LABELS = {"xla", "mirage"}
@@ -231,10 +232,21 @@ def test_where_values_may_be_recomputed(options: Options, target: lowering.Lower
 @pytest.mark.parametrize(("remat", "chosen"), [("auto", "xla"), ("regions", "mirage")])
 def test_what_cannot_be_measured_recomputes_only_if_asked_to(remat: str, chosen: str) -> None:
     compiler, target = Compiler(Options(remat=remat)), lowering.LoweringTarget(("cpu", "cuda"))
-    whole: Any = SimpleNamespace(target=target, ours=SimpleNamespace(makes_again=True), variants={"mirage": None})
+    whole: Any = SimpleNamespace(
+        target=target, ours=SimpleNamespace(makes_again=True), variants={"mirage": None}, lost=None
+    )
     assert compiler.choose(whole).chosen == chosen
     whole.ours.makes_again = False
     assert compiler.choose(whole).chosen == "mirage"
+
+
+def test_a_report_says_what_recomputing_was_worth() -> None:
+    lost = WholeFunction("xla", "plain jit: ours is 0.55x [0.54, 0.56] as fast", "search", (0.55, 0.54, 0.56))
+    whole: Any = SimpleNamespace(
+        target=lowering.LoweringTarget(("cpu", "cuda")), ours=None, variants={"mirage": None}, lost=lost
+    )
+    text = str(Compiler(Options(remat="regions")).choose(whole))
+    assert text.endswith("several platforms; 0.55x [0.54, 0.56] with large values recomputed [policy]")
 
 
 def test_gradients_that_are_faster_as_a_whole_run() -> None:

@@ -269,6 +269,22 @@ def test_the_fastest_variant_runs(chosen: str, inside: bool) -> None:
         assert ("optimization_barrier" in step.lower(*QKV).as_text()) == (chosen == OURS)
 
 
+def test_what_lost_is_known_where_regions_are_tuned_once_more() -> None:
+    asked = list[WholeProgram]()
+
+    @dataclass(frozen=True, eq=False)
+    class Chooses(Replacing):
+        def choose(self, whole: WholeProgram) -> First:
+            asked.append(whole)
+            return First(PLAIN)
+
+    step = jax.grad(partial(square, attention), (0, 1, 2))
+    assert_same_gradients(optimized(step, compiler=Chooses(checkpoints=True)), step, QKV)
+    (first, *_), (last, *_) = (whole.variants for whole in asked[:2])
+    assert [whole.lost for whole in asked[:2]] == [None, First(PLAIN)]
+    assert asked[0].variants[first]().makes_again and not asked[1].variants[last]().makes_again
+
+
 @dataclass(frozen=True, eq=False)
 class OutOfTime(Picky):
     """Decides no region of a program that was cut before: no time is left. `seen`: what `choose` was asked."""

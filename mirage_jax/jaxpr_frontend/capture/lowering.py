@@ -390,11 +390,13 @@ def _faster(
     call: Primitive,
     target: LoweringTarget,
     remat: bool | None = None,
+    lost: Chosen | None = None,
 ) -> LoweringPlan:
     """The last plan, or the first one that has other kernels, or the program as it was written, or as it is without
     values that are made again.
 
     remat: whether the plan may make values again; the compiler says, if it is not given.
+    lost: the decision against plans that do.
     """
     ours = rounds[-1]
 
@@ -409,14 +411,14 @@ def _faster(
     if makes_again:
         variants[WITHOUT] = functools.cache(lambda: plan_of(jaxpr, WITHOUT))
     program = ours.program if ours.is_as_written else flatten(jaxpr)
-    asked = WholeProgram(jaxpr, program, variants, target)
+    asked = WholeProgram(jaxpr, program, variants, target, lost)
     whole = _choose(_to_be_timed(asked, plan_of, compiler.strict), compiler)
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
     if makes_again:  # what it would be without that was not tuned so far
         without = _rounds(jaxpr, compiler, call, target, remat=False, again=True)
         if any(found.replaced for found in without):
-            return _faster(jaxpr, without, compiler, call, target, remat=False)
+            return _faster(jaxpr, without, compiler, call, target, remat=False, lost=whole)
     if whole.chosen == PLAIN and (found := _with_one_left_out(asked, plan_of, compiler)) is not None:
         return found
     return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
@@ -453,7 +455,7 @@ def _to_be_timed(whole: WholeProgram, plan_of: Callable[[Jaxpr, str], LoweringPl
     if other is whole.jaxpr:
         return whole
     variants = {label: functools.cache(functools.partial(plan_of, other, label)) for label in whole.variants}
-    timed = WholeProgram(other, flatten(other), variants, whole.target)
+    timed = replace(whole, jaxpr=other, as_written=flatten(other), variants=variants)
     return timed if timed.ours.kernels == whole.ours.kernels else whole
 
 
@@ -498,6 +500,7 @@ class WholeProgram:
     as_written: FlatProgram  # with nothing replaced, calls of optimized functions opened
     variants: Mapping[str, Callable[[], LoweringPlan]]
     target: LoweringTarget
+    lost: Chosen | None = None  # the decision against variants that recompute values, where regions are tuned once more
 
     @property
     def ours(self) -> LoweringPlan:
