@@ -51,7 +51,7 @@ _CALLS = {
 EXP_OF_NEGATIVE_SQUARE = "exp_neg_sq"
 _EXP_OF_NEGATIVE_SQUARE = f"exp_neg_sq at {Path(jax.__file__).parent}{os.sep}"  # how its jaxpr says where it is from
 # What may be replaced by equations that it stands for.
-OPENED = frozenset({*_CALLS, "cond", "gather", "scatter-add", "select_n", "split", "unstack"})
+OPENED = frozenset({*_CALLS, "cond", "gather", "reduce_sum", "scatter-add", "select_n", "split", "unstack"})
 # Parameters that hold the bodies of primitives with a control flow or a scope of their own.
 _BODIES = {
     "scan": ("jaxpr",),
@@ -317,6 +317,20 @@ def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
     return [
         jex_core.new_jaxpr_eqn([operand], [whole], lax.slice_p, params, *context),
         jex_core.new_jaxpr_eqn([whole], [result], lax.squeeze_p, {"dimensions": (axis,)}, *context),
+    ]
+
+
+def as_two_sums(eqn: JaxprEqn, first: int) -> list[JaxprEqn]:
+    """A sum over all dimensions as one over those from `first` on, and one over the others; itself on a mesh."""
+    (operand,), (total,), context = eqn.invars, eqn.outvars, (eqn.effects, eqn.source_info, eqn.ctx)
+    aval: Any = operand.aval
+    if not aval.sharding.mesh.empty:
+        return [eqn]
+    rows = Var(aval.update(shape=aval.shape[:first]))
+    inner, outer = tuple(range(first, aval.ndim)), tuple(range(first))
+    return [
+        jex_core.new_jaxpr_eqn([operand], [rows], eqn.primitive, {**eqn.params, "axes": inner}, *context),
+        jex_core.new_jaxpr_eqn([rows], [total], eqn.primitive, {**eqn.params, "axes": outer}, *context),
     ]
 
 

@@ -16,6 +16,7 @@ from mirage_jax.config import DISABLED_SCOPE
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, JaxprEqn, Literal
 from mirage_jax.jaxpr_frontend.partition.row_indices import into_every_row, is_below_zero
+from mirage_jax.jaxpr_frontend.partition.total_sums import as_row_sums
 
 type Atom = int | Literal  # a numbered value, or a literal
 
@@ -238,6 +239,8 @@ class _Flattener:
         if (apart := jax_compat.as_fill_apart(eqn)) is not None:
             return self.inline(apart, operands, (*calls, eqn))
         chains = jax_compat.as_slices(eqn)
+        if eqn.primitive.name == "reduce_sum":
+            chains = [as_row_sums(eqn, operands, self.makers, self.avals)]
         if chains is None:
             return self.whole(eqn, operands, calls)
         return tuple([self.chain(chain, operands, calls) for chain in chains])
