@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     parser.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")
     parser.add_argument("--peers", action="store_true", help="also time cuDNN's attention and, where it is, torch")
-    remat = '--suite models: also training steps with remat="regions"'
+    remat = '--suite models: training steps without remat, and with remat="regions"'
     parser.add_argument("--remat", action="store_true", help=remat)
     files = "write FILE, and the same as Markdown and (with matplotlib) as a picture next to it"
     parser.add_argument("--json", type=Path, metavar="FILE", help=files)
@@ -138,11 +138,11 @@ def _run_suite(
 ) -> TableReport:
     """Compare `variants` of the optimizer, by options, with XLA; without an option, a miss means `on_miss`."""
     args.on_miss = args.on_miss or on_miss
-    remat = {model_suite.REMAT: {"remat": "regions"}} if args.remat else {}
+    with_remat = {suite.OURS: {"remat": None}, model_suite.REMAT: {"remat": "regions"}}
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
         candidates: dict[str, suite.Transform] = {suite.BASELINE: jax.jit}
-        for label, options in {**variants, **remat}.items():
+        for label, options in (with_remat if args.remat else variants).items():
             alone = {"cache_dir": str(Path(folder, label.replace("/", " ")))} if len(variants) > 1 else {}
             candidates[label] = _optimizer(args, **alone, **options)
         return suite.run_suite(

@@ -10,7 +10,7 @@ import pytest
 
 import mirage_jax
 from mirage_jax import cli, doctor
-from mirage_jax.cli import functions
+from mirage_jax.cli import bench, functions
 from mirage_jax.errors import UsageError
 
 
@@ -55,6 +55,20 @@ def test_bench_reports_a_failure(capsys, monkeypatch) -> None:
     code = cli.main(["bench", "--programs", "abv", "--small", "--rounds", "1", "-q"])
     assert code == cli.PROBLEM
     assert "abv, mirage: RuntimeError: cannot" in capsys.readouterr().err
+
+
+def test_training_with_recomputation_is_compared_with_training_without(monkeypatch) -> None:
+    """On a GPU ours recomputes by default, too."""
+    asked, compared = [], []
+
+    def run_suite(chosen, candidates, **how) -> None:
+        compared.extend(candidates)
+        raise UsageError("seen enough")
+
+    monkeypatch.setattr(bench, "_optimizer", lambda args, **options: asked.append(options))
+    monkeypatch.setattr(bench.suite, "run_suite", run_suite)
+    assert cli.main(["bench", "--suite", "models", "--programs", "bert_train", "--small", "--remat", "-q"]) == 2
+    assert asked == [{"remat": None}, {"remat": "regions"}] and compared == ["xla", "mirage", "mirage remat"]
 
 
 @pytest.mark.parametrize(
