@@ -15,7 +15,7 @@ from dataclasses import replace
 from mirage_jax.audit.brink import scaled_in_pairs
 from mirage_jax.audit.builder import DTYPES, Fragment, ProgramBuilder
 from mirage_jax.audit.padding import BORDERS, padded
-from mirage_jax.audit.program import Border, ProgramValue, RandomProgram, Wrapper
+from mirage_jax.audit.program import Border, ProgramStep, ProgramValue, RandomProgram, Wrapper, size_of
 
 MAX_ELEMENTS = 1 << 16  # of one value: everything stays fast
 MAX_STEPS = 24
@@ -43,6 +43,9 @@ POINTWISE = (
     "jnp.sqrt({0} * {0} + 1)", "1 / ({0} * {0} + 1)", "jnp.where({0} > 0, {0}, 0.1 * {0})", "jnp.maximum({0}, -1)",
     "jnp.log1p({0} * {0})", "jax.nn.elu({0})", "jnp.round(4 * {0}) / 4", *ACTIVATIONS,
 )  # fmt: skip
+TOTAL_SHARE = 1 / 24  # of programs: with a sum over all pairs of numbers in rows of the last result
+# Smooth at 0: rounding decides whether a number less itself is negative.
+TOTAL = "jnp.sum(jnp.exp(-jnp.square({0}[..., None] - {0}[..., None, :])))"
 RARE_SHARE = 1 / 8  # of programs: with some of these in place of other functions
 RARE = (
     "jnp.arctan({0})", "jnp.arcsin({0} / (1 + jnp.abs({0})))", "jnp.arccos({0} / (2 + jnp.abs({0})))",
@@ -407,7 +410,8 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> R
         program = _wrapped(rng, program)
     if scales:
         return scaled_in_pairs(program, rng, b.against, strict_range)
-    return _with_rare_functions(rng, program) if rng.random() < RARE_SHARE else program
+    program = _with_rare_functions(rng, program) if rng.random() < RARE_SHARE else program
+    return _with_total(program) if rng.random() < TOTAL_SHARE else program
 
 
 def _with_rare_functions(rng: random.Random, program: RandomProgram) -> RandomProgram:
@@ -418,6 +422,15 @@ def _with_rare_functions(rng: random.Random, program: RandomProgram) -> RandomPr
         for s in program.steps
     ]
     return replace(program, steps=tuple(steps))
+
+
+def _with_total(program: RandomProgram) -> RandomProgram:
+    """Sum over all pairs of numbers in each row of the last result, if they are not too many."""
+    last, sizes = program.values[program.outputs[-1]], dict(program.sizes)
+    if size_of((*last.shape, *last.shape[-1:]), sizes) > MAX_ELEMENTS or not last.is_float:
+        return program
+    total = ProgramStep(ProgramValue(f"t{len(program.steps)}", (), last.dtype), TOTAL, (last.name,))
+    return replace(program, steps=(*program.steps, total), outputs=(*program.outputs[:-1], total.value.name))
 
 
 def _grow_alone(b: ProgramBuilder, fragment: Fragment) -> None:

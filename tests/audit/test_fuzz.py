@@ -758,9 +758,17 @@ def test_logits_of_huge_products_have_one_rounding(factor: float, seed: int, tmp
     assert not differential.examine(program, args, setting).problems
 
 
+def test_totals_over_pairs_are_drawn() -> None:
+    """Each is two sums to the optimizer."""
+    with mock.patch.object(generator, "TOTAL_SHARE", 1):
+        programs = [fuzz.program_of(1810000, n)[0] for n in range(8)]
+    totals = [p for p in programs if p.steps and p.steps[-1].text == generator.TOTAL]
+    assert totals and all(p.steps[-1].value.name in p.outputs for p in totals)
+
+
 def reported(seed: int, number: int) -> tuple[RandomProgram, Setting]:
-    """Draw a program as it was when it was reported, before there were rare functions."""
-    with mock.patch.object(generator, "RARE_SHARE", 0):
+    """Draw a program as it was when it was reported, before there were rare functions and totals."""
+    with mock.patch.multiple(generator, RARE_SHARE=0, TOTAL_SHARE=0):
         return fuzz.program_of(seed, number)
 
 
