@@ -107,6 +107,16 @@ def test_values(shape: list[int], seed: int) -> None:
     np.testing.assert_allclose(values[program.outputs[0]], fn(x), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("shape", ["n, 64", "0, 64", "2, 3"])
+def test_sizes_that_are_unknown_or_too_small(shape: str) -> None:
+    sizes = jax.export.symbolic_shape(shape)
+
+    def fn(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.cos(jnp.full(sizes, 2.0) + jnp.arange(sizes[0])[:, None]))
+
+    assert sums(fn, jnp.ones(())) == [sizes]
+
+
 def test_arrays_on_a_mesh_are_summed_at_once() -> None:
     mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):

@@ -34,8 +34,8 @@ def as_row_sums(eqn: JaxprEqn, operands: Operands, makers: Makers, avals: Mappin
 
 def _is_of_small(total: Any, makers: Makers, avals: Mapping[int, Any]) -> bool:
     """Whether a value is made, by equations with a rule, of values that are much smaller."""
-    todo, seen = [total], set[int]()
     most = _elements(avals[total]) // MIN_RATIO if isinstance(total, int) else 0
+    todo, seen = [total] if most else [], set[int]()
     while todo:
         value = todo.pop()
         if not isinstance(value, int) or value in seen or 0 < _elements(avals[value]) <= most:
