@@ -27,7 +27,8 @@ NOTEBOOK, SESSION, PROGRAMS = DOCS / "tour.ipynb", DOCS / "session.md", DOCS / "
 
 
 def shape(text: str) -> list[str]:
-    """Lines without what differs from run to run: numbers, keys, the width of columns."""
+    """Lines without what differs from run to run: numbers, keys, columns, steps of tuning that took long."""
+    text = re.sub(r"\btime: [\d.,]+ s: .*", "time: #", text)
     text = re.sub(r"\b(?:[0-9a-f]{2}/)?(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "#", text)
     text = re.sub(r"\d[\d.,]*(e[-+]?\d+)?", "#", text)
     return [" ".join(line.split()) for line in text.strip().splitlines()]
