@@ -35,7 +35,7 @@ from mirage_jax.why_not import WhyNot
 
 MAX_NAMES_PER_FILE = 3  # functions named per file
 OWN_FOLDER = str(Path(__file__).parent.parent)  # where this package is
-MIN_SPENT_FRACTION = 0.02  # of the seconds of tuning, that a step is named for
+MIN_STEP_FRACTION = 0.02  # of the seconds of tuning, from which on a step is named
 MAX_SOURCE_LINES = 20  # of equations left out that are listed
 
 
@@ -107,7 +107,7 @@ class Decision:
     exact: str = ""  # of the text of kernels, on exact numbers
     search: str = ""
     tried: Counter[str] = field(default_factory=Counter)  # what happened to the candidates
-    spent: Mapping[str, float] = field(default_factory=dict)  # seconds of tuning, by step
+    step_seconds: Mapping[str, float] = field(default_factory=dict)  # of tuning
     kernels: str = ""  # path of the readable kernels
     why_not: WhyNot | None = None  # where XLA's own code stays: the numbers behind `why`
 
@@ -138,7 +138,7 @@ class WholeFunction:
 
     ratio: how many times faster than plain jit the best of ours is: median, and the ends of its 95% interval.
     inside: the label that runs inside of a larger program, where a function called by itself runs under plain jit.
-    recomputed: the ratio of ours with large values recomputed, where that lost and regions were tuned once more.
+    recomputed: the median ratio of ours with large values recomputed, where that lost and regions were tuned once more.
 
     It has a hash, for JAX wants one of every parameter of a primitive.
     """
@@ -150,7 +150,7 @@ class WholeFunction:
     seconds: Mapping[str, float] = field(default_factory=dict, hash=False)  # by label
     memory: Mapping[str, int] = field(default_factory=dict, hash=False)  # temporary bytes that XLA plans, by label
     inside: str = ""
-    recomputed: tuple[float, float, float] | None = None
+    recomputed: float | None = None
 
     def as_part(self) -> WholeFunction:
         """The decision where a larger program calls the function: starting that takes the host as long either way."""
@@ -158,6 +158,11 @@ class WholeFunction:
             return self
         why = f"{ratio_as_text(self.ratio)} over plain jit, inside of a larger program"
         return replace(self, chosen=self.inside, why=why, inside="")
+
+    def after(self, lost: Any, labels: Iterable[str]) -> WholeFunction:
+        """The same where variants of these labels, which recompute large values, lost before."""
+        seconds = [lost.seconds[label] for label in labels if label in lost.seconds]
+        return replace(self, recomputed=lost.seconds["xla"] / min(seconds)) if seconds else self
 
     @property
     def is_plain(self) -> bool:
@@ -181,7 +186,7 @@ class WholeFunction:
         if not self.is_plain and {"xla", self.chosen} <= self.memory.keys():
             plain, ours = _bytes(self.memory["xla"], self.memory[self.chosen])
             memory = f", temporary memory {plain} -> {ours}"
-        lost = "" if self.recomputed is None else f"; {ratio_as_text(self.recomputed)} with large values recomputed"
+        lost = "" if self.recomputed is None else f"; {self.recomputed:.2f}x with large values recomputed"
         return f"{self.why}{memory}{lost} [{self.source}]"
 
     def to_dict(self) -> dict[str, Any]:
@@ -229,11 +234,11 @@ def _rank_text(measured: Sequence[tuple[float, float]]) -> str:
     return "" if rank is None else f"rank correlation {rank:.2f} with the times of {len(measured)} variants"
 
 
-def _spent_text(spent: Mapping[str, float]) -> str:
-    """Seconds of tuning, and what most of them were spent on."""
-    total = sum(spent.values())
-    parts = [f"{what} {seconds:.1f}" for what, seconds in spent.items() if seconds >= MIN_SPENT_FRACTION * total]
-    return f"{total:.1f} s: {', '.join(parts)}" if total else ""
+def _steps_text(steps: Mapping[str, float]) -> str:
+    """Seconds of tuning, and of the steps that took most of them."""
+    total = sum(steps.values())
+    long = [f"{name} {seconds:.1f}" for name, seconds in steps.items() if seconds >= MIN_STEP_FRACTION * total]
+    return f"{total:.1f} s: {', '.join(long)}" if total else ""
 
 
 def preview_command(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -329,7 +334,7 @@ class RegionReport:
             ("cost model: ", _rank_text(d.measured)),
             ("candidates: ", ", ".join(f"{outcome} {count}" for outcome, count in d.tried.items())),
             ("search: ", d.search.replace("\n", "\n        ")),
-            ("time: ", _spent_text(d.spent)),
+            ("time: ", _steps_text(d.step_seconds)),
             ("certificate: ", d.certificate),
             ("exact check: ", d.exact),
             ("float gate: ", d.gate),
@@ -385,7 +390,7 @@ class RegionReport:
             "exact": d.exact,
             "search": d.search,
             "candidates": dict(d.tried),
-            "spent": dict(d.spent),
+            "step_seconds": dict(d.step_seconds),
             "key": d.key,
             "kernels": d.kernels,
             "program": self.reference,

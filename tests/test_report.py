@@ -102,7 +102,7 @@ def test_every_code_has_advice(code) -> None:
 
 def test_a_region_left_to_xla() -> None:
     d = Decision(None, "XLA is as fast", "search", "cpu", timings={"xla": 2e-3}, tried=Counter(found=3))
-    d = replace(d, spent={"search": 2.0, "certificate": 0.01, "variants": 3.04})
+    d = replace(d, step_seconds={"search": 2.0, "certificate": 0.01, "variants": 3.04})
     report = Report("f", (RegionReport((f"{HERE}:1:2 (f)",), "mugraph {\n}", d, occurrences=4),), notes=("a note",))
     assert str(report).splitlines() == [
         "f: 1 region, 0 optimized",

@@ -538,8 +538,6 @@ class Compiler(Decider):
             self.is_part |= whole.target.is_nested
             try:
                 found = self._choose(whole)
-                if isinstance(whole.lost, WholeFunction):
-                    found = replace(found, recomputed=whole.lost.ratio)
                 return found.as_part() if whole.target.is_nested else found
             except UsageError:
                 raise

@@ -157,17 +157,17 @@ class Decider:
             search_log.info("region of %d operators: searching for at most %s", operators, self.options.budget)
             session.prepare_gate()
             try:
-                with session.spending("search"):
+                with session.timed_step("search"):
                     found, report = session.candidates(self.cache, key, notify)
             except UnsupportedError as why:  # nothing is wrong: the search does not cover such a region
                 why_not = session.why_not(Reason.NOT_SEARCHED, str(why))
                 return self._keep(key, kept(replace(base, source="search"), why_not))
             session.end_preparing()
-            base = replace(base, search=report, source="search", tried=session.tried, spent=session.spent)
+            base = replace(base, search=report, source="search", tried=session.tried, step_seconds=session.step_seconds)
             if measure and found:
-                with session.spending("XLA's code"):
+                with session.timed_step("XLA's code"):
                     session.learn_time_of_xla()
-            with session.spending("fingerprints"):
+            with session.timed_step("fingerprints"):
                 promising = session.keeping_digits([c for c in found if session.promising(c)] or session.nearest(found))
                 finalists = list(islice(session.verified(tuning.diverse(promising)), tuning.FINALISTS))
             if not finalists:
@@ -198,7 +198,7 @@ class Decider:
 
         possible = [tuning.precisions(c, session.precisions) for c in finalists]
         precisions = sorted({session.precisions[0]}.union(*possible))
-        with session.spending("first candidates"):
+        with session.timed_step("first candidates"):
             first = self._least_precise(session, finalists, possible)
         decisions: list[Decision] = []
         for precise in (p for p in precisions if p >= first):
@@ -259,12 +259,12 @@ class Decider:
         """
         from mirage_jax.compiler import tuning
 
-        with session.spending("variants"):
+        with session.timed_step("variants"):
             found = self.compare(session, finalists, precise)
         decision = self._first_accepted(session, base, found)
         if decision is not None and decision.winner is None and found.faster and found.others:
             log.info("the fastest candidates were refused: comparing %d others", len(found.others))
-            with session.spending("variants"):
+            with session.timed_step("variants"):
                 slower = tuning.against_xla(session, found.others)
             others = self._first_accepted(session, base, slower)
             if others is not None and others.winner is not None:
@@ -295,12 +295,12 @@ class Decider:
             if rounding in rounds_too_much:  # its other variants round in the same way
                 continue
             log.info("proving a candidate equal to the program, then comparing its floats with float64")
-            with session.spending("certificate"):
+            with session.timed_step("certificate"):
                 verdict = proof.check(winner)
             if not verdict.passed:
                 session.refuse(proof, verdict)
                 continue
-            with session.spending("exact check"):
+            with session.timed_step("exact check"):
                 verdict = exact.check(winner)
             base = replace(base, exact=verdict.why)
             if not verdict.passed:
@@ -308,7 +308,7 @@ class Decider:
                 log.warning("a generated kernel is wrong and is not used: %s", verdict.why)
                 continue
             try:
-                with session.spending("float gate"):
+                with session.timed_step("float gate"):
                     verdict = floats.check(winner)
             except (LoweringError, UnsupportedError) as why:  # if nothing was measured, it was never compiled before
                 session.tried["not compiled"] += 1

@@ -100,7 +100,7 @@ class TuningSession(RegionOnDevice):
     """A region that is being searched, measured and checked, with the counts for its report."""
 
     tried: Counter[str] = field(default_factory=Counter)  # candidates by what happened to them
-    spent: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))  # seconds, by step
+    step_seconds: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
     measured: list[tuple[float, float]] = field(default_factory=list)  # seconds of each variant: by the model, and real
     timed: dict[Winner, timing.Timing] = field(default_factory=dict)  # variants that were screened
     fastest: dict[KernelGraph, Variant] = field(default_factory=dict)  # variant of each muGraph that was timed
@@ -122,13 +122,13 @@ class TuningSession(RegionOnDevice):
         self.notify = notify
 
     @contextmanager
-    def spending(self, what: str) -> Iterator[None]:
+    def timed_step(self, name: str) -> Iterator[None]:
         """Count the seconds of a step of tuning."""
         started = time.monotonic()
         try:
             yield
         finally:
-            self.spent[what] += time.monotonic() - started
+            self.step_seconds[name] += time.monotonic() - started
 
     @cached_property
     def space(self) -> Space:

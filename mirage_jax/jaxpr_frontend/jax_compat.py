@@ -320,12 +320,12 @@ def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
     ]
 
 
-def as_two_sums(eqn: JaxprEqn, first: int) -> list[JaxprEqn]:
-    """A sum over all dimensions as one over those from `first` on, and one over the others; itself on a mesh."""
+def as_two_sums(eqn: JaxprEqn, first: int) -> list[JaxprEqn] | None:
+    """A sum over all dimensions as one over those from `first` on, and one over the others; None on a mesh."""
     (operand,), (total,), context = eqn.invars, eqn.outvars, (eqn.effects, eqn.source_info, eqn.ctx)
     aval: Any = operand.aval
     if not aval.sharding.mesh.empty:
-        return [eqn]
+        return None
     rows = Var(aval.update(shape=aval.shape[:first]))
     inner, outer = tuple(range(first, aval.ndim)), tuple(range(first))
     return [

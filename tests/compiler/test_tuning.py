@@ -393,7 +393,7 @@ def test_where_the_gates_refuse_the_fastest_slower_ones_are_compared(
     monkeypatch.setattr(tuning, "against_xla", against_xla)
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
     decision = compiler._fastest(
-        SimpleNamespace(measured=[], variants=(), spending=lambda _: nullcontext()),
+        SimpleNamespace(measured=[], variants=(), timed_step=lambda _: nullcontext()),
         Decision(None, "", "search", "cuda"),
         [],
         Precision.FAST,
@@ -431,7 +431,7 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
 
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
     subject = SimpleNamespace(
-        spending=lambda _: nullcontext(),
+        timed_step=lambda _: nullcontext(),
         tried=Counter(),
         measured=[],
         variants=(),

@@ -42,6 +42,16 @@ class Replacing(compile_suite.ReplacesAll):
         return Evaluated(region.graph)
 
 
+@dataclass(frozen=True, eq=False)
+class Picky(Replacing):
+    """Replaces only regions that it `takes`."""
+
+    takes: Callable[[Region], bool] = lambda region: False
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
+        return super().compile_region(region, platforms) if self.takes(region) else None
+
+
 def check(graph: KernelGraph) -> None:
     check_graph(graph)
     assert parse(str(graph)) == graph

@@ -1,7 +1,7 @@
 """``remat="regions"``: the same values and gradients, and no scores between the forward and the backward pass."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from deciding import instructions
 from jax.ad_checkpoint import checkpoint_name
-from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
+from jaxpr_frontend.replacing import Picky, Replacing, assert_close, optimized, random
 
 from mirage_jax.jaxpr_frontend.capture.call_primitive import mirage_call_p
 from mirage_jax.jaxpr_frontend.capture.lowering import (
@@ -178,16 +178,6 @@ def test_distances_are_made_again(inside: bool) -> None:
         assert kept(optimized(kernel_sums, compiler), *args) < distances <= kept(optimized(kernel_sums), *args)
 
 
-@dataclass(frozen=True, eq=False)
-class Picky(Replacing):
-    """Replaces only regions that it `takes`."""
-
-    takes: Callable[[Region], bool] = lambda region: False
-
-    def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
-        return super().compile_region(region, platforms) if self.takes(region) else None
-
-
 OUTSIDE = {
     "outside": lambda f: lambda wrap: gradients(wrap(f)),
     "inside": lambda f: lambda wrap: wrap(gradients(f)),
@@ -269,6 +259,17 @@ def test_the_fastest_variant_runs(chosen: str, inside: bool) -> None:
         assert ("optimization_barrier" in step.lower(*QKV).as_text()) == (chosen == OURS)
 
 
+@dataclass(frozen=True)
+class Plain(First):
+    """Plain jit runs. `lost`: the labels that recomputed and lost before."""
+
+    chosen: str = PLAIN
+    lost: tuple[str, ...] = ()
+
+    def after(self, lost: Any, labels: Iterable[str]) -> "Plain":
+        return Plain(lost=tuple(labels))
+
+
 def test_what_lost_is_known_where_regions_are_tuned_once_more() -> None:
     asked = list[WholeProgram]()
 
@@ -276,12 +277,12 @@ def test_what_lost_is_known_where_regions_are_tuned_once_more() -> None:
     class Chooses(Replacing):
         def choose(self, whole: WholeProgram) -> First:
             asked.append(whole)
-            return First(PLAIN)
+            return Plain()
 
-    step = jax.grad(partial(square, attention), (0, 1, 2))
-    assert_same_gradients(optimized(step, compiler=Chooses(checkpoints=True)), step, QKV)
+    step, target = jax.grad(partial(square, attention), (0, 1, 2)), LoweringTarget(("cpu",))
+    found = plan(jax.make_jaxpr(step)(*QKV), Chooses(checkpoints=True), mirage_call_p, target)
     (first, *_), (last, *_) = (whole.variants for whole in asked[:2])
-    assert [whole.lost for whole in asked[:2]] == [None, First(PLAIN)]
+    assert found.whole == Plain(lost=(first,)) and WITHOUT in asked[0].variants
     assert asked[0].variants[first]().makes_again and not asked[1].variants[last]().makes_again
 
 

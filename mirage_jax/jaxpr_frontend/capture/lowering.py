@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -88,6 +88,10 @@ class Chosen(Protocol):
     @property
     def chosen(self) -> str:
         """Label the variant."""
+        ...
+
+    def after(self, lost: Any, labels: Iterable[str]) -> Chosen:
+        """The same where variants of these labels, which recompute large values, lost before."""
         ...
 
 
@@ -390,13 +394,11 @@ def _faster(
     call: Primitive,
     target: LoweringTarget,
     remat: bool | None = None,
-    lost: Chosen | None = None,
 ) -> LoweringPlan:
     """The last plan, or the first one that has other kernels, or the program as it was written, or as it is without
     values that are made again.
 
     remat: whether the plan may make values again; the compiler says, if it is not given.
-    lost: the decision against plans that do.
     """
     ours = rounds[-1]
 
@@ -407,21 +409,28 @@ def _faster(
 
     cuts = {label: found for label, found in _cuts(rounds).items() if found.replaced}
     variants: dict[str, Callable[[], LoweringPlan]] = {label: lambda cut=cut: cut for label, cut in cuts.items()}
-    makes_again = any(cut.makes_again for cut in cuts.values())
-    if makes_again:
+    recomputing = [label for label, cut in cuts.items() if cut.makes_again]
+    if recomputing:
         variants[WITHOUT] = functools.cache(lambda: plan_of(jaxpr, WITHOUT))
     program = ours.program if ours.is_as_written else flatten(jaxpr)
-    asked = WholeProgram(jaxpr, program, variants, target, lost)
+    asked = WholeProgram(jaxpr, program, variants, target)
     whole = _choose(_to_be_timed(asked, plan_of, compiler.strict), compiler)
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
-    if makes_again:  # what it would be without that was not tuned so far
-        without = _rounds(jaxpr, compiler, call, target, remat=False, again=True)
-        if any(found.replaced for found in without):
-            return _faster(jaxpr, without, compiler, call, target, remat=False, lost=whole)
+    if recomputing and (found := _tuned_without(jaxpr, compiler, call, target)) is not None:
+        return replace(found, whole=found.whole.after(whole, recomputing))
     if whole.chosen == PLAIN and (found := _with_one_left_out(asked, plan_of, compiler)) is not None:
         return found
     return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
+
+
+def _tuned_without(
+    jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive, target: LoweringTarget
+) -> LoweringPlan | None:
+    """The best plan without values that are made again, whose regions are tuned only now; None if it has no kernels."""
+    rounds = _rounds(jaxpr, compiler, call, target, remat=False, again=True)
+    is_of_use = any(found.replaced for found in rounds)
+    return _faster(jaxpr, rounds, compiler, call, target, remat=False) if is_of_use else None
 
 
 def _with_one_left_out(
@@ -465,6 +474,10 @@ class First:
 
     chosen: str = OURS
 
+    def after(self, lost: Any, labels: Iterable[str]) -> Chosen:
+        """The same."""
+        return self
+
 
 def _choose(whole: WholeProgram, compiler: RegionCompiler) -> Chosen:
     try:
@@ -500,7 +513,6 @@ class WholeProgram:
     as_written: FlatProgram  # with nothing replaced, calls of optimized functions opened
     variants: Mapping[str, Callable[[], LoweringPlan]]
     target: LoweringTarget
-    lost: Chosen | None = None  # the decision against variants that recompute values, where regions are tuned once more
 
     @property
     def ours(self) -> LoweringPlan:

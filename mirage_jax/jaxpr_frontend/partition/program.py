@@ -239,8 +239,8 @@ class _Flattener:
         if (apart := jax_compat.as_fill_apart(eqn)) is not None:
             return self.inline(apart, operands, (*calls, eqn))
         chains = jax_compat.as_slices(eqn)
-        if eqn.primitive.name == "reduce_sum":
-            chains = [as_row_sums(eqn, operands, self.makers, self.avals)]
+        if (two := as_row_sums(eqn, operands, self.makers, self.avals)) is not None:
+            chains = [two]
         if chains is None:
             return self.whole(eqn, operands, calls)
         return tuple([self.chain(chain, operands, calls) for chain in chains])

@@ -22,12 +22,14 @@ MIN_ROWS = 1024  # that are summed side by side, if there are as many
 MAX_VALUES = 64  # that are looked at
 
 
-def as_row_sums(eqn: JaxprEqn, operands: Operands, makers: Makers, avals: Mapping[int, Any]) -> Sequence[JaxprEqn]:
-    """Give a total as two sums; as itself if it is none, or if the tensor is not much larger than all it is made of."""
+def as_row_sums(
+    eqn: JaxprEqn, operands: Operands, makers: Makers, avals: Mapping[int, Any]
+) -> Sequence[JaxprEqn] | None:
+    """Give a total as two sums; None if it is none, or if the tensor is not much larger than all it is made of."""
     aval: Any = eqn.invars[0].aval
     is_total = eqn.primitive.name == "reduce_sum" and len(eqn.params["axes"]) == len(aval.shape) > 1
     if not is_total or str(aval.dtype) not in ("float32", "float64") or not _is_of_small(operands[0], makers, avals):
-        return [eqn]
+        return None
     rows = next((n for n in range(1, aval.ndim) if math.prod(aval.shape[:n]) >= MIN_ROWS), aval.ndim - 1)
     return jax_compat.as_two_sums(eqn, rows)
 
